@@ -85,7 +85,7 @@ def test_quantize_refuses_in_a_line(arguments: tuple[str, ...], named: str, fold
 
 def test_a_file_that_cannot_be_scored_stays(folder: Path) -> None:
     """Where the report fails the file is there, and the line says so."""
-    write_tiny_model(folder.parent / "other.gguf", architecture="bloom")
+    write_tiny_model(folder.parent / "other.gguf", architecture="grok")
     ran = quantize(folder, "./other.gguf", "--type", "Q8_0", "--text", "text.txt")
     assert ran.returncode == 1
     assert "other-Q8_0.gguf is written, but not compared" in ran.stderr

@@ -1,4 +1,4 @@
-"""MPT: no positions but what ALiBi adds to scores, against transformers on the same weights."""
+"""MPT and others: no positions but what ALiBi adds to scores, against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.gguf_writer import write_gguf
-from support.logit_sequences import expect_same, reference_logits
-from support.sparse_models import tensors_of
+from support.logit_sequences import TOKENS, expect_same, reference_logits
+from support.sparse_models import CONFIGS, KEYS, random_model, tensors_of, write_as_gguf
 
 from pyagent import _rust
 
@@ -49,7 +49,7 @@ def write_mpt(folder: Path, num_heads: int, **attention: Any) -> Any:
     return model
 
 
-def write_as_gguf(path: Path, folder: Path, num_heads: int, **keys: object) -> Path:
+def write_mpt_as_gguf(path: Path, folder: Path, num_heads: int, **keys: object) -> Path:
     """Write the folder's tensors as llama.cpp has them."""
     sizes = {
         "block_count": 2,
@@ -78,7 +78,7 @@ def test_folders_and_files_of_mpt_agree_with_transformers(num_heads: int, max_bi
     expected = reference_logits(model)
     expect_same(tmp_path / "folder", expected)
     keys = {"attention.max_alibi_bias": float(max_bias)}
-    expect_same(write_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", num_heads, **keys), expected)
+    expect_same(write_mpt_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", num_heads, **keys), expected)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,53 @@ def test_files_of_other_mpts_are_refused_by_name(keys: dict[str, object], said: 
     """As llama.cpp's converter says that there is no ALiBi, or that projections are cut off."""
     write_mpt(tmp_path / "folder", 4)
     with pytest.raises(_rust.ModelFileError, match=said):
-        _rust.describe_model(write_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", 4, **keys))
+        _rust.describe_model(write_mpt_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", 4, **keys))
+
+
+def alibi_of(num_heads: int, length: int) -> Any:
+    """What is added to scores, `[1, heads, queries, keys]`; heads a power of two."""
+    import torch
+
+    slopes = 2.0 ** -torch.arange(8 / num_heads, 8.1, 8 / num_heads)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    bias = -slopes[:, None, None] * distance
+    return bias.masked_fill(distance < 0, float("-inf"))[None]
+
+
+def test_the_first_falcons_scale_what_alibi_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon-RW adds it before scores are scaled. transformers rounds it to bfloat16, which is undone here."""
+    import torch
+    from transformers.models.falcon import modeling_falcon
+
+    def exactly(mask: Any, num_heads: int, dtype: Any) -> Any:
+        slopes = 2.0 ** -torch.arange(8 / num_heads, 8.1, 8 / num_heads)
+        return (slopes[:, None, None] * torch.arange(mask.shape[1])).to(dtype)
+
+    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exactly)
+    model = random_model("falcon", tmp_path, CONFIGS["falcon, in turn"] | {"alibi": True})
+    model.config._attn_implementation = "sdpa"  # the other way adds it twice
+    expect_same(tmp_path, reference_logits(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("refact", {"num_key_value_heads": 1}), ("baichuan", {"num_key_value_heads": 4, "num_hidden_layers": 40})],
+)
+def test_llamas_without_positions_have_alibi_under_other_names(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refact, and Baichuan of 40 layers: transformers' Llama on the same weights, unrotated, with ALiBi as its mask."""
+    import torch
+
+    shape = CONFIGS["llama, as Baichuan"] | changes
+    monkeypatch.setitem(CONFIGS, f"llama, as {name}", shape)
+    keys: dict[str, object] = {"attention.layer_norm_rms_epsilon": 1e-6}
+    monkeypatch.setitem(KEYS, f"llama, as {name}", (name, keys))
+    model = random_model(f"llama, as {name}", tmp_path / "folder")
+    path = write_as_gguf(tmp_path / "m.gguf", f"llama, as {name}", tensors_of(tmp_path / "folder"))
+    unrotated = torch.ones(1, len(TOKENS), 16), torch.zeros(1, len(TOKENS), 16)
+    model.model.rotary_emb.forward = lambda *_, **__: unrotated
+    mask = alibi_of(4, len(TOKENS))
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), attention_mask=mask).logits[0].numpy()
+    expect_same(path, expected)

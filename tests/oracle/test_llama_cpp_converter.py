@@ -20,7 +20,7 @@ from pyagent.infrastructure.engine.tokens import ModelTokenizer
 pytestmark = pytest.mark.converter
 
 TOKENS = [(7 * place + place * place) % (VOCABULARY - 3) + 3 for place in range(120)]
-HAVE_GELU = {"starcoder2", "phi", "gpt_neox"}
+HAVE_GELU = {"starcoder2", "phi", "gpt_neox", "falcon", "falcon, new", "bloom", "gpt2", "gpt_bigcode"}
 PROMPTS = [TOKENS[:20], TOKENS[20:90]]
 NUM_TOKENS = 32
 TEXTS = [
@@ -96,8 +96,8 @@ def test_files_of_llama_cpps_converter_are_read_as_it_means_them(name: str, peer
         expected = model(torch.tensor([TOKENS])).logits[0].numpy()
     banned = unsaid(tmp_path / "model")
     scale = np.linalg.norm(expected, axis=1)
-    # llama.cpp has GELU in a table of 16 bits.
-    exact = 0.05 if "gemma" in name else 2e-3 if name in HAVE_GELU else 2e-4
+    # llama.cpp has GELU in a table of 16 bits, in its tanh form.
+    exact = 0.05 if "gemma" in name else 3e-3 if name in HAVE_GELU else 2e-4
     for file_type, most, tolerance in (("f32", 1e-4, exact), ("f16", 0.02, 0.1), ("q8_0", 0.4, None)):
         path = convert(tmp_path / "model", tmp_path / f"{file_type}.gguf", file_type, family.words, family.published)
         expect_same_tensors(path)

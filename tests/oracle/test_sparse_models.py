@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.described_models import SLOW_FILES, SLOW_FOLDERS
+from support import classic_models, described_models
 from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
 from support.sparse_models import (
     CONFIGS,
@@ -27,14 +27,14 @@ def marked(names: Iterable[str], slow: set[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", marked(CONFIGS, SLOW_FOLDERS))
+@pytest.mark.parametrize("name", marked(CONFIGS, described_models.SLOW_FOLDERS | classic_models.SLOW_FOLDERS))
 def test_folders_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
     """500 positions, past windows and stretched contexts: as `expect_same`, bit for bit however it is computed."""
     model = random_model(name, tmp_path)
     expect_same(tmp_path, reference_logits(model))
 
 
-@pytest.mark.parametrize("name", marked(LLAMA_CPP, SLOW_FILES))
+@pytest.mark.parametrize("name", marked(LLAMA_CPP, described_models.SLOW_FILES | classic_models.SLOW_FILES))
 def test_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
     """The same weights under llama.cpp's names, with its keys."""
     model = random_model(name, tmp_path / "folder")
@@ -104,3 +104,14 @@ def test_mxfp4_experts_are_the_same_from_both_kinds_of_files(tmp_path: Path) -> 
     # What experts read is rounded to 8 bits, and now and then a token gets another expert for that.
     assert np.median(errors) < 0.05
     assert np.quantile(errors, 0.9) < 0.1
+
+
+def test_folders_of_internlm2_are_llamas_by_other_names(tmp_path: Path) -> None:
+    """InternLM2's code is its repository's own; of Llama's weights its folder has one matrix for each head of keys."""
+    from safetensors.torch import save_file
+
+    model = random_model("llama, as InternLM2", tmp_path)
+    save_file(classic_models.as_internlm2(tensors_of(tmp_path)), tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "internlm2", "bias": False}))
+    expect_same(tmp_path, reference_logits(model))

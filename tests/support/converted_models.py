@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from oracle.test_hybrids import CONFIGS as HYBRIDS
-from support import gemma4_models, sparse_models
+from support import classic_models, gemma4_models, sparse_models
 from support.reference_decoder import EXPERT_FAMILIES
 from support.reference_decoder import FAMILIES as PLAIN
 
@@ -78,6 +78,12 @@ def _gemma4(name: str, **changes: Any) -> Family:
     return Family("gemma4_text", gemma4_models.CONFIGS[name] | changes, "gemma4")
 
 
+def _published(name: str) -> Family:
+    """A family that transformers has not, of the weights of its like."""
+    _, architecture, more = classic_models.PUBLISHED[name]
+    return _sparse(name, SENTENCEPIECE)._replace(published={"architectures": [architecture], **more})
+
+
 def _granite(name: str, **changes: Any) -> Family:
     family = _hybrid(name, "dbrx", **changes)
     kinds = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -115,6 +121,9 @@ _MELLUM = {  # llama.cpp has one base for both kinds of layers
 }
 _GROWTH = "its files do not say how queries grow, and it does not know"
 _MISTRAL4 = sparse_models.CONFIGS["mistral4"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}
+_IN_TURN = "it weighs Phi-3.5-MoE's experts by a softmax of all of them"
+_PHIMOE = classic_models.CONFIGS["phimoe"]["rope_parameters"] | dict.fromkeys(("short_mscale", "long_mscale"), 1.5**0.5)
+"""With the factor that the converter reckons, of eight times the original context."""
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
 _KIMI = {
     "first_k_dense_replace": 1,
@@ -219,6 +228,18 @@ FAMILIES: dict[str, Family] = {
         published={"architectures": ["Ministral3ForCausalLM"]}, peer_differs=_GROWTH
     ),
     "falcon_h1": _hybrid("falcon_h1", "falcon-h1", head_dim=32),
+    "falcon": _sparse("falcon", "falcon")._replace(published={"num_kv_heads": None}),
+    "falcon, new": _sparse("falcon, new", "falcon"),
+    "bloom": _sparse("bloom", "bloom")._replace(published={"seq_length": 512}),
+    "glm": _sparse("glm", "chatglm-bpe", head_dim=16)._replace(
+        published={"seq_length": 512, "layernorm_epsilon": 1.5625e-7}
+    ),
+    "gpt2": _sparse("gpt2", "gpt-2")._replace(published={"n_ctx": 512}),
+    "gpt_bigcode": _sparse("gpt_bigcode", "starcoder"),
+    "phimoe": _sparse("phimoe", SENTENCEPIECE, rope_parameters=_PHIMOE)._replace(
+        published={"architectures": ["PhiMoEForCausalLM"]}, peer_differs=_IN_TURN
+    ),
+    **{name: _published(name) for name in classic_models.PUBLISHED},
 }
 
 
@@ -246,8 +267,17 @@ def random_family(name: str, folder: Path) -> Any:
     model.save_pretrained(folder)
     if kind == "kimi_linear":
         _name_as_published(folder / "model.safetensors")
+    if name in classic_models.PUBLISHED:
+        _write_published(folder / "model.safetensors", name)
     write_tokenizer(folder, words)
     return model
+
+
+def _write_published(path: Path, name: str) -> None:
+    """Write tensors as a family has them that transformers has not."""
+    from safetensors.torch import load_file, save_file
+
+    save_file(classic_models.PUBLISHED[name][0](load_file(path)), path, {"format": "pt"})
 
 
 def _name_as_published(path: Path) -> None:

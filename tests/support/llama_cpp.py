@@ -57,6 +57,8 @@ def convert(
         # Hunyuan's published tokenizer is code of the model's own; other folders have bytes in place of pieces.
         if words in {"hunyuan", "gpt-2"}:
             changed.setattr(model, "set_vocab", package.TextModel._set_vocab_gpt2)
+        if model.__name__ in {"InternLM2Model", "XverseModel"}:  # they want files that SentencePiece does not write
+            changed.setattr(model, "set_vocab", package.TextModel._set_vocab_sentencepiece)
         gguf = importlib.import_module("gguf")
         model(folder, gguf.LlamaFileType[FILE_TYPES[file_type]], path, hparams=hparams, **options).write()
     return path
@@ -68,7 +70,8 @@ def _converter() -> Any:
         pytest.skip(f"{SOURCE} is not here; `make converter` fetches it")
     if str(SOURCE) not in sys.path:
         sys.path[:0] = [str(SOURCE), str(SOURCE / "gguf-py")]
-        sys.modules.pop("gguf", None)  # that of the oracle's packages is older
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+            del sys.modules[name]  # that of the oracle's packages is older
     logging.getLogger("hf-to-gguf").setLevel(logging.WARNING)
     logging.getLogger("gguf").setLevel(logging.WARNING)
     return importlib.import_module("conversion")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from support import described_models
+from support import classic_models, described_models
 from support.gguf_writer import Blocks, write_gguf
 
 MXFP4 = 39
@@ -179,11 +179,11 @@ CONFIGS |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     },
 }
-CONFIGS |= described_models.CONFIGS
+CONFIGS |= described_models.CONFIGS | classic_models.CONFIGS
 CONFIGS["qwen2_moe, dense layers"] = CONFIGS["qwen2_moe"] | {"mlp_only_layers": [0], "decoder_sparse_step": 2}
 """What is peculiar to each family is in its configuration; 500 positions pass windows and original contexts."""
 
-_KEYS: dict[str, tuple[str, dict[str, object]]] = {
+KEYS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt_oss": (
         "gpt-oss",
         {
@@ -293,7 +293,7 @@ _YARN_KEYS: dict[str, object] = {
     "rope.scaling.factor": 8.0,
     "rope.scaling.original_context_length": 64,
 }
-_KEYS |= {
+KEYS |= {
     "deepseek_v2": (  # as files were before 2025: keys and values made by one matrix, sizes those of heads
         "deepseek2",
         {
@@ -341,14 +341,14 @@ _KEYS |= {
     ),
 }
 _OF_INDEXER: dict[str, object] = {"attention.indexer.head_count": 16, "attention.indexer.key_length": 32}
-_KEYS |= {
+KEYS |= {
     "deepseek_v32": (
         "deepseek32",
-        _KEYS["deepseek_v3"][1] | _OF_INDEXER | {"attention.indexer.top_k": 32},
+        KEYS["deepseek_v3"][1] | _OF_INDEXER | {"attention.indexer.top_k": 32},
     ),
     "glm_moe_dsa": (
         "glm-dsa",
-        _KEYS["glm4_moe_lite"][1]
+        KEYS["glm4_moe_lite"][1]
         | _OF_INDEXER
         | {
             "block_count": 4,
@@ -360,9 +360,9 @@ _KEYS |= {
         },
     ),
 }
-_KEYS |= described_models.KEYS
+KEYS |= described_models.KEYS | classic_models.KEYS
 """What llama.cpp calls the families, and the keys that are not those of every model."""
-LLAMA_CPP = tuple(_KEYS)
+LLAMA_CPP = tuple(KEYS)
 """Families whose GGUF files are written here."""
 
 _PARTS = {
@@ -408,6 +408,7 @@ _WHOLE = {
     "gpt_neox.embed_in": "token_embd",
     "gpt_neox.final_layer_norm": "output_norm",
     "embed_out": "output",
+    **classic_models.WHOLE,
 }
 _GATED = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"}
@@ -426,7 +427,9 @@ def random_model(name: str, folder: Path, shape: Mapping[str, Any] | None = None
     with torch.no_grad():
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for key, values in state.items():
-            if "norm" in key:
+            if not values.is_floating_point() or key.endswith(".attn.embed_positions"):  # sines
+                continue
+            if "norm" in key or ".ln_" in key:
                 values.add_(torch.randn_like(values) * 0.1)
             elif "sinks" in key:
                 values.copy_(torch.randn_like(values) * 2)
@@ -456,6 +459,9 @@ def _sharpened(name: str) -> tuple[str, ...]:
     queries grow, or turn."""
     if name in described_models.CONFIGS:
         return (".mlp.", "block_sparse_moe", ".self_attn.", ".attention.")
+    if name in classic_models.CONFIGS:
+        inside = (".mlp.", "block_sparse_moe", ".self_attn.", ".attn.", ".self_attention.", ".fc1.", ".fc2.")
+        return (*inside, ".wte.", ".wpe.", "embed_positions", "word_embeddings.")
     is_sharp = "kv_lora_rank" in CONFIGS.get(name, {}) or name.startswith("llama4")
     return (".mlp.", ".feed_forward.", *([".self_attn."] if is_sharp else []))
 
@@ -477,15 +483,15 @@ def write_as_gguf(
     blocks_of: Callable[[Any], bytes] | None = None,
 ) -> Path:
     """Write a family's tensors as llama.cpp has them; `blocks_of` makes MXFP4 of experts."""
-    architecture, keys = _KEYS[name]
+    architecture, keys = KEYS[name]
     shape = CONFIGS[name]
     sizes: dict[str, object] = {
         "block_count": shape["num_hidden_layers"],
         "embedding_length": shape["hidden_size"],
-        "feed_forward_length": shape["intermediate_size"],
-        "context_length": shape["max_position_embeddings"],
+        "feed_forward_length": shape.get("intermediate_size"),
+        "context_length": shape.get("max_position_embeddings"),
         "attention.head_count": shape["num_attention_heads"],
-        "attention.head_count_kv": shape["num_key_value_heads"],
+        "attention.head_count_kv": shape.get("num_key_value_heads"),
         "attention.key_length": shape.get("head_dim"),
         "attention.value_length": shape.get("head_dim"),
         "attention.layer_norm_rms_epsilon": 1e-6 if name in _SMALL_EPSILON else 1e-5,
@@ -519,6 +525,8 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
         described = None
         if name in described_models.CONFIGS:
             described = described_models.as_llama_cpp_has_it(name, block, part, end, values)
+        if name in classic_models.CONFIGS:
+            described = classic_models.as_llama_cpp_has_it(name, block, part, end, values)
         if described is not None:
             found |= described
         elif part == "mlp.experts":
@@ -531,7 +539,7 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
             found[f"{block}.{_GATED[last]}_shexp.{end}"] = values
         elif last in _GATED:
             found[f"{block}.{_GATED[last]}.{end}"] = values
-        elif part == "self_attn.kv_b_proj" and "attention.key_length_mla" in _KEYS[name][1]:
+        elif part == "self_attn.kv_b_proj" and "attention.key_length_mla" in KEYS[name][1]:
             found |= _of_latent(block, CONFIGS[name], values)
         elif end == "e_score_correction_bias":
             found[f"{block}.exp_probs_b.bias"] = values.flatten()
@@ -545,7 +553,7 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
             elif name == "ministral3" and part in {"self_attn.q_proj", "self_attn.k_proj"}:
                 of_part = _as_neighbours(values)
             found[f"{block}.{_PARTS[part]}.{'weight' if end == 'sinks' else end}"] = of_part
-    return found
+    return found | classic_models.factors(name)
 
 
 def _as_neighbours(values: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import write_gguf
 from support.native import engine_logits
-from support.tiny_model import metadata, vocabulary
+from support.tiny_model import CONTEXT, metadata, vocabulary
 
 from pyagent import _rust
 
@@ -62,6 +62,19 @@ LAYER: dict[str, Shapes] = {
     "gptneox": {**_JOINED, **_NORM, **_BARE},
     "command-r": {**_ATTENTION, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
     "apertus": {**_ATTENTION, **_NORM, **_BARE},
+    "falcon": {**_JOINED, **_BARE, "attn_norm_2.weight": (HIDDEN,)},
+    "bloom": {**_JOINED, **_NORM, **_BARE},
+    "gpt2": {**_JOINED, **_NORM, **_BARE},
+    "chatglm": {**_JOINED, **_NORM, "ffn_up.weight": (HIDDEN, 2 * FFN), "ffn_down.weight": (FFN, HIDDEN)},
+    "qwen": {**_JOINED, **_NORM, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
+    "phimoe": {
+        **_ATTENTION,
+        **_NORM,
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "ffn_gate_exps.weight": (HIDDEN, FFN, 3),
+        "ffn_up_exps.weight": (HIDDEN, FFN, 3),
+        "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+    },
 }
 _EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
 _ROTARY: dict[str, object] = {"rope__dimension_count": 16}
@@ -75,6 +88,16 @@ _KEYS: dict[str, dict[str, object]] = {
     "gptneox": _ROTARY,
     "command-r": {"logit_scale": 0.5},
     "apertus": {"attention__layer_norm_rms_epsilon": 1e-5},
+    "falcon": {"tensor_data_layout": "jploski"},
+    "bloom": {},
+    "gpt2": {},
+    "chatglm": {**_ROTARY, "attention__layer_norm_rms_epsilon": 1e-5},
+    "qwen": {"feed_forward_length": 2 * FFN, "attention__layer_norm_rms_epsilon": 1e-5},
+    "phimoe": {**_EXPERTS, "attention__layer_norm_rms_epsilon": 1e-5},
+}
+_BEFORE_LAYERS: dict[str, Shapes] = {
+    "bloom": {"token_embd_norm.weight": (HIDDEN,), "token_embd_norm.bias": (HIDDEN,)},
+    "gpt2": {"position_embd.weight": (HIDDEN, CONTEXT)},
 }
 CURVES = {f"xielu.{name}": [value] * LAYERS for name, value in (("alpha_p", 0.2), ("alpha_n", -0.9), ("beta", 0.5))}
 CURVES |= {"xielu.eps": [-1e-6] * LAYERS}
@@ -82,7 +105,8 @@ CURVES |= {"xielu.eps": [-1e-6] * LAYERS}
 
 def tensors(family: str) -> Shapes:
     found: Shapes = {"token_embd.weight": (HIDDEN, NUM_TOKENS), "output_norm.weight": (HIDDEN,)}
-    if family in {"minimax-m2", "phi2", "gptneox", "apertus"}:
+    found |= _BEFORE_LAYERS.get(family, {})
+    if family in {"minimax-m2", "phi2", "gptneox", "apertus", "qwen", "phimoe"}:
         found["output.weight"] = (HIDDEN, NUM_TOKENS)
     return found | {f"blk.{layer}.{name}": dims for layer in range(LAYERS) for name, dims in LAYER[family].items()}
 
@@ -215,6 +239,40 @@ def test_tensors_of_something_else_are_left_alone(extra: str, tmp_path: Path) ->
     _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 20)
 
 
+@pytest.mark.parametrize(
+    ("family", "lost", "changes", "said"),
+    [
+        ("gpt2", "position_embd.weight", {}, '"position_embd.weight" is missing'),
+        (
+            "gpt2",
+            "",
+            {"context_length": CONTEXT + 1},
+            f"is {CONTEXT} x {HIDDEN}; expected {CONTEXT + 1} x {HIDDEN}, a row",
+        ),
+        ("bloom", "token_embd_norm.weight", {}, '"token_embd_norm.weight" is missing'),
+        ("phimoe", "", {"expert_used_count": 1}, "experts of a token are 1; expected 2, chosen in turn"),
+        ("gptj", "", {}, "architecture 'gptj' is not supported"),
+    ],
+)
+def test_what_tokens_are_given_before_the_first_layer_is_needed(
+    family: str, lost: str, changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    """A table of positions that is missing or too short, a norm; and what files of no family have."""
+    known = "gpt2" if family == "gptj" else family
+    shapes = {name: dims for name, dims in tensors(known).items() if name != lost}
+    path = write(tmp_path / "m.gguf", known, shapes, **changes)
+    if known != family:
+        path.write_bytes(path.read_bytes().replace(b"gpt2.", b"gptj.").replace(b"gpt2", b"gptj", 1))
+    assert said in said_of(path)
+
+
+def test_positions_that_are_learned_change_logits(tmp_path: Path) -> None:
+    """The same token twice has other logits: by what it attends to alone it would have the same."""
+    path = write(tmp_path / "m.gguf", "gpt2", tensors("gpt2"))
+    first, second = engine_logits(path, [7, 7])[:2]
+    assert max(abs(one - other) for one, other in zip(first, second, strict=True)) > 1e-3
+
+
 _CONFIG: dict[str, object] = {
     "vocab_size": 250,
     "hidden_size": 64,
@@ -260,6 +318,9 @@ def matrices_of(family: str) -> Shapes:
     return {f"{decoder}.{embedding}.weight": (250, 64), f"{output or 'lm_head'}.weight": (250, 64), **layers}
 
 
+_TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -271,7 +332,10 @@ def matrices_of(family: str) -> Shapes:
         ({"model_type": "stablelm", "qk_layernorm": True}, "'qk_layernorm' is not implemented"),
         ({"model_type": "gpt_neox", "use_parallel_residual": "yes", "hidden_act": "gelu"}, "must be true or false"),
         ({"model_type": "olmo", "clip_qkv": 8.0}, "'clip_qkv' is not implemented"),
-        ({"model_type": "phi", "hidden_act": "relu"}, "activation 'relu' is not supported for a block without a gate"),
+        (
+            {"model_type": "phi", "hidden_act": "relu6"},
+            "activation 'relu6' is not supported for a block without a gate",
+        ),
         ({"model_type": "glm4", "sliding_window": 64}, "'sliding_window' is not implemented for glm4"),
         ({"model_type": "minimax_m2", "num_local_experts": 3, "num_experts_per_tok": 4}, "experts of a token are 4"),
         (
@@ -279,6 +343,27 @@ def matrices_of(family: str) -> Shapes:
             "are rotated",
         ),
         ({"model_type": "nemotron", "partial_rotary_factor": 1.5, "hidden_act": "relu2"}, "are rotated"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "'do_layer_norm_before' is not implemented"),
+        ({"model_type": "opt", "word_embed_proj_dim": 32}, "'word_embed_proj_dim' is not implemented"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "'scale_attn_by_inverse_layer_idx' is not"),
+        ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "'apply_residual_connection_post_"),
+        (
+            {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+            "expected 1 norm, or 2 where 'new_decoder_architecture'",
+        ),
+        ({"model_type": "falcon", "alibi": "yes"}, "'alibi' must be true or false, got a text"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 1]]}, "does not say of each of 2 layers"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global", "wide"], 1]]}, "does not say of each of 2 layers"),
+        ({"model_type": "gpt_neo", "attention_types": [[["local"], 10**18]]}, "does not say of each of 2 layers"),
+        (
+            {"model_type": "gpt_neo", "num_hidden_layers": 10**18, "hidden_act": None},
+            "layers is 1000000000000000000; expected 1 to 1000",
+        ),
+        ({"model_type": "gptj", "rotary_dim": 7, "hidden_act": None}, "are rotated"),
+        ({"model_type": "gptj", "rotary_dim": "all"}, "'rotary_dim' must be a number, got a text"),
+        ({"model_type": "phimoe", **_TWO_OF_THREE, "router_jitter_noise": 0.1}, "'router_jitter_noise' 0.1 is not"),
+        ({"model_type": "phimoe", **_TWO_OF_THREE, "num_experts_per_tok": 3}, "experts of a token are 3; expected 2"),
+        ({"model_type": "baichuan"}, "not implemented for folders of safetensors; take the model as a GGUF file"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
     ],
 )

@@ -148,6 +148,8 @@ pub struct ModelConfig {
     pub blocks: Vec<Blocks>,
     /// Whether a layer's feed-forward block reads what its attention reads, and both are added to that.
     pub is_parallel: bool,
+    /// Whether each of blocks that lie beside each other has a norm of its own.
+    pub has_two_norms: bool,
     /// Whether the file has queries, keys and values of a layer in one matrix, one after the other.
     pub is_qkv_joined: bool,
     /// Positions the model was made for.
@@ -190,7 +192,7 @@ pub struct ModelConfig {
     pub query_growth: Option<QueryGrowth>,
     /// Qwen2.5-1M: how long texts are cut.
     pub dual_chunks: Option<DualChunks>,
-    /// MPT: the greatest exponent of `ALiBi`'s slopes.
+    /// The greatest exponent of `ALiBi`'s slopes, where there are any.
     pub alibi_max_bias: Option<f32>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,

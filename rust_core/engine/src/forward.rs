@@ -458,6 +458,7 @@ impl Part<'_> {
             let residual = self.stream.residual.row(row);
             if from.is_none() && !self.enter(row, residual) {
                 self.embed(row, residual);
+                self.place(row, residual, scratch);
             }
             let first = from.unwrap_or(0);
             let beside = self.pass.config.block_beside(to).map_or(to, |block| block.max(first));
@@ -506,6 +507,22 @@ impl Part<'_> {
         self.pass.embedding().row(token as usize, residual);
         if config.embedding_scale != 1.0 {
             elementwise::scale(self.pass.isa, residual, config.embedding_scale);
+        }
+    }
+
+    /// Adds what is learned of the token's position, and normalises the sum, in families that do so.
+    fn place(&self, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
+        let Pass {
+            config, weights, isa, ..
+        } = *self.pass;
+        if let (Some(table), Some(offset)) = (&weights.positions, config.architecture.position_offset()) {
+            let (.., position) = self.plan.rows[row];
+            let learned = &mut scratch[..config.hidden_size];
+            table.row(position + offset, learned);
+            elementwise::add(isa, residual, learned);
+        }
+        if let Some(norm) = &weights.embedding_norm {
+            norm.apply_in_place(isa, residual, config.norm_epsilon);
         }
     }
 

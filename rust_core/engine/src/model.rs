@@ -22,6 +22,7 @@ mod mtp;
 mod names;
 mod norm;
 mod packed_experts;
+mod positions;
 mod recurrent;
 mod unread;
 
@@ -329,6 +330,8 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     let weights = Weights {
         embedding: Arc::new(loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?),
         layers,
+        positions: loader.positions()?,
+        embedding_norm: loader.embedding_norm()?,
         final_norm: loader.stream_norm(&loader.names.final_norm(config.architecture))?,
         output: has_output
             .then(|| loader.matrix(&output_name, config.vocab_size, config.hidden_size))
@@ -379,6 +382,7 @@ impl<'a> Loader<'a> {
         self.check_attention()?;
         self.check_dense()?;
         self.check_mtp()?;
+        self.check_positions()?;
         lost::refuse_lost(self.file, &self.names)
     }
 
@@ -446,7 +450,13 @@ impl<'a> Loader<'a> {
     /// Refuses a matrix with more rows than the parts that lie in it, of which this is the last.
     fn check_joined(&self, last: &Place) -> Result<(), ModelFileError> {
         match &last.rows {
-            Some(rows) => self.check(&Place::whole(last.name.clone()), rows.end, self.config.hidden_size),
+            Some(rows) => {
+                let whole = Place {
+                    is_transposed: last.is_transposed,
+                    ..Place::whole(last.name.clone())
+                };
+                self.check(&whole, rows.end, self.config.hidden_size)
+            }
             None => Ok(()),
         }
     }
@@ -474,7 +484,10 @@ impl<'a> Loader<'a> {
             return Ok(None);
         };
         let weight = self.file.find_stored(&place.weight())?;
-        let expected = weight.map(|weight| weight.dims.iter().skip(1).product());
+        let expected = weight.map(|weight| match (place.is_transposed, weight.dims.as_slice()) {
+            (true, [rows, _]) => *rows,
+            (_, dims) => dims.iter().skip(1).product(),
+        });
         let values = vector(&whole, expected.unwrap_or(whole.rows() * whole.cols()))?;
         let part = values.get(range.clone()).map(<[f32]>::to_vec);
         let (found, end) = (values.len(), range.end);
@@ -484,7 +497,7 @@ impl<'a> Loader<'a> {
 
     /// What is added to logits, if the file has it.
     fn output_bias(&self) -> Result<Option<Vec<f32>>, ModelFileError> {
-        if self.config.architecture != Architecture::Phi2 {
+        if !self.config.architecture.has_output_bias() {
             return Ok(None);
         }
         let place = Place::whole(self.names.output().trim_end_matches(".weight").to_owned());

@@ -102,12 +102,14 @@ pub(crate) enum Matrix<'a> {
     Plain(TensorView<'a>),
     /// Whose numbers are still to be read.
     Quantised(QuantisedMatrix<'a>),
+    /// Some columns of a tensor of plain numbers, each a row.
+    Transposed(TensorView<'a>, Range<usize>),
 }
 
 impl<'a> Matrix<'a> {
     pub(crate) fn name(&self) -> &'a str {
         match self {
-            Self::Plain(tensor) => tensor.name,
+            Self::Plain(tensor) | Self::Transposed(tensor, _) => tensor.name,
             Self::Quantised(matrix) => matrix.name,
         }
     }
@@ -117,6 +119,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Plain(tensor) => (tensor.rows(), tensor.cols()),
             Self::Quantised(matrix) => (matrix.rows.len(), matrix.cols),
+            Self::Transposed(tensor, columns) => (columns.len(), tensor.rows()),
         }
     }
 
@@ -125,6 +128,10 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Plain(tensor) => tensor.part(rows).map(Self::Plain),
             Self::Quantised(matrix) => matrix.part(rows).map(Self::Quantised),
+            Self::Transposed(tensor, columns) => {
+                let part = columns.start.checked_add(rows.start)?..columns.start.checked_add(rows.end)?;
+                (part.end <= columns.end).then_some(Self::Transposed(tensor, part))
+            }
         }
     }
 
@@ -132,6 +139,7 @@ impl<'a> Matrix<'a> {
     pub(crate) fn read(self, file: &ModelFile, pool: &ThreadPool) -> Result<Rows<'a>, ModelFileError> {
         let matrix = match self {
             Self::Plain(tensor) => return Ok(Rows::InFile(tensor)),
+            Self::Transposed(tensor, columns) => return transposed(&tensor, columns),
             Self::Quantised(matrix) => matrix,
         };
         let kind = matrix.packed_kind()?;
@@ -144,6 +152,28 @@ impl<'a> Matrix<'a> {
             bytes,
         })
     }
+}
+
+/// Columns of a tensor as rows.
+fn transposed<'a>(tensor: &TensorView<'a>, columns: Range<usize>) -> Result<Rows<'a>, ModelFileError> {
+    let (name, kind, width) = (tensor.name, tensor.kind, tensor.kind.block_bytes());
+    if kind.block_elements() != 1 {
+        return Err(ModelFileError::Config {
+            reason: format!("tensor '{name}' is {}; expected F32, F16 or BF16", kind.name()),
+        });
+    }
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let dims = [rows, columns.len()];
+    let mut bytes = Vec::with_capacity(rows * columns.len() * width);
+    for column in columns {
+        (0..rows).for_each(|row| bytes.extend_from_slice(&tensor.bytes[(row * cols + column) * width..][..width]));
+    }
+    Ok(Rows::Read {
+        name,
+        dims,
+        kind,
+        bytes,
+    })
 }
 
 /// A matrix's rows.

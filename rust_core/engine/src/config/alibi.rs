@@ -1,7 +1,7 @@
 //! `ALiBi`: no rotary positions; a score falls by its head's slope for each position that the key lies behind the query
 //! (Press et al., 2022).
 
-use super::{ModelConfig, invalid};
+use super::{Architecture, ModelConfig, invalid};
 use crate::weights::ModelFileError;
 
 impl ModelConfig {
@@ -12,7 +12,12 @@ impl ModelConfig {
     pub fn alibi_slopes(&self) -> Option<Vec<f32>> {
         let max_bias = f64::from(self.alibi_max_bias?);
         let steps = self.num_heads.next_power_of_two();
-        let slope = |step: usize| -(-max_bias * step as f64 / steps as f64).exp2() as f32;
+        // Falcon's are added before scores are scaled.
+        let scale = match self.architecture {
+            Architecture::Falcon => f64::from(self.attention_scale),
+            _ => 1.0,
+        };
+        let slope = |step: usize| -(scale * (-max_bias * step as f64 / steps as f64).exp2()) as f32;
         let slopes = if steps == self.num_heads {
             (1..=steps).map(slope).collect()
         } else {

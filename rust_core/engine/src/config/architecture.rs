@@ -132,6 +132,40 @@ pub enum Architecture {
     Mistral4,
     /// T5, Flan-T5, MADLAD-400, mT5, UMT5: an encoder reads the prompt, the decoder attends to that.
     T5,
+    /// Falcon: attention and feed-forward block beside each other, of whose keys and values there is one head or a few.
+    Falcon,
+    /// BLOOM: `ALiBi`, and a norm of what tokens are looked up as.
+    Bloom,
+    /// GLM-4 of 2024, `ChatGLM`: half of each head is rotated by neighbours.
+    Glm,
+    /// Phi-3.5-MoE: `LayerNorm`, experts of which two are chosen one after the other.
+    PhiMoe,
+    /// GPT-2: learned positions.
+    Gpt2,
+    /// `StarCoder` and `SantaCoder`: learned positions, one head of keys and values.
+    StarCoder,
+    /// GPT-J: attention and feed-forward block beside each other on one norm, a part of each head rotated by neighbours.
+    GptJ,
+    /// GPT-Neo: learned positions, scores without a factor, windows in every other layer.
+    GptNeo,
+    /// `CodeGen`: as GPT-J, with queries, values and keys in one matrix.
+    CodeGen,
+    /// OPT: learned positions, of which the first two rows are none.
+    Opt,
+    /// Helium: as Llama, rotated by neighbours.
+    Helium,
+    /// `InternLM2`: as Llama, with queries, keys and values in one matrix.
+    InternLm2,
+    /// Baichuan: as Llama; the one of 40 layers has `ALiBi`.
+    Baichuan,
+    /// Orion: as Llama, with `LayerNorm`.
+    Orion,
+    /// Refact: `ALiBi`, one head of keys and values.
+    Refact,
+    /// `CodeShell`: as GPT-NeoX in turn, with a few heads of keys and values.
+    CodeShell,
+    /// The first Qwen.
+    Qwen,
 }
 
 /// SmolLM3's layers without rotary positions, where nothing is said.
@@ -139,13 +173,13 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), mpt, minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), mpt, falcon, bloom, chatglm (GLM-4 of 2024), gpt2, starcoder (gpt_bigcode), internlm2, xverse, baichuan, orion, refact, codeshell and qwen (GGUF), gptj, gpt_neo, codegen, opt and helium (safetensors), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, phimoe (Phi-3.5-MoE), mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
-            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" | "internlm3" => Some(Self::Llama),
+            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" | "internlm3" | "xverse" => Some(Self::Llama),
             "qwen2" | "qwen2vl" => Some(Self::Qwen2),
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma" => Some(Self::Gemma),
@@ -208,6 +242,23 @@ impl Architecture {
             "minicpm3" => Some(Self::MiniCpm3),
             "mistral4" => Some(Self::Mistral4),
             "t5" | "mt5" | "umt5" => Some(Self::T5),
+            "falcon" => Some(Self::Falcon),
+            "bloom" => Some(Self::Bloom),
+            "glm" | "chatglm" => Some(Self::Glm),
+            "phimoe" => Some(Self::PhiMoe),
+            "gpt2" => Some(Self::Gpt2),
+            "gpt_bigcode" | "starcoder" => Some(Self::StarCoder),
+            "gptj" => Some(Self::GptJ),
+            "gpt_neo" => Some(Self::GptNeo),
+            "codegen" => Some(Self::CodeGen),
+            "opt" => Some(Self::Opt),
+            "helium" => Some(Self::Helium),
+            "internlm2" => Some(Self::InternLm2),
+            "baichuan" => Some(Self::Baichuan),
+            "orion" => Some(Self::Orion),
+            "refact" => Some(Self::Refact),
+            "codeshell" => Some(Self::CodeShell),
+            "qwen" => Some(Self::Qwen),
             _ => None,
         }
     }
@@ -277,6 +328,23 @@ impl Architecture {
             Self::MiniCpm3 => "minicpm3",
             Self::Mistral4 => "mistral4",
             Self::T5 => "t5",
+            Self::Falcon => "falcon",
+            Self::Bloom => "bloom",
+            Self::Glm => "chatglm",
+            Self::PhiMoe => "phimoe",
+            Self::Gpt2 => "gpt2",
+            Self::StarCoder => "starcoder",
+            Self::GptJ => "gptj",
+            Self::GptNeo => "gpt_neo",
+            Self::CodeGen => "codegen",
+            Self::Opt => "opt",
+            Self::Helium => "helium",
+            Self::InternLm2 => "internlm2",
+            Self::Baichuan => "baichuan",
+            Self::Orion => "orion",
+            Self::Refact => "refact",
+            Self::CodeShell => "codeshell",
+            Self::Qwen => "qwen",
         }
     }
 
@@ -333,6 +401,10 @@ impl Architecture {
                 | Self::Mellum
                 | Self::BailingMoe2
                 | Self::Apertus
+                | Self::PhiMoe
+                | Self::Baichuan
+                | Self::Orion
+                | Self::Qwen
         )
     }
 
@@ -348,8 +420,10 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba)
-            || self.has_delta_nets()
+        matches!(
+            self,
+            Self::Phi3 | Self::Glm4Moe | Self::Bamba | Self::GptJ | Self::CodeGen
+        ) || self.has_delta_nets()
             || self.rotary_share().is_some()
     }
 

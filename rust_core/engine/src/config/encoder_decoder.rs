@@ -266,6 +266,7 @@ impl Shape {
             dense_layers: vec![true; count],
             blocks: halves(count),
             is_parallel: false,
+            has_two_norms: false,
             is_qkv_joined: false,
             context_length: TIMES_TRAINED * self.trained_tokens,
             norm_epsilon: self.norm_epsilon as f32,

@@ -10,6 +10,8 @@ pub enum Rating {
     Softmax,
     /// Each by itself.
     Sigmoid,
+    /// Phi-3.5-MoE: experts are chosen one after the other, each with its share of those left that are not far below it.
+    InTurn,
 }
 
 /// The experts of a feed-forward block, of which each token has those that its router rates highest.
@@ -45,8 +47,11 @@ const MOST_EXPERTS: usize = 1_024;
 const MOST_SIZE: usize = 1 << 22;
 
 impl Experts {
+    /// Of experts that are chosen in turn, those are far below the best whose distance to it is more than twice this share.
+    pub const JITTER: f64 = 0.01;
+
     /// Experts of which a token has the most likely, each with its share of the likelihood.
-    pub(super) fn of(num_experts: usize, num_used: usize) -> Self {
+    pub(crate) fn of(num_experts: usize, num_used: usize) -> Self {
         Self {
             num_experts,
             num_used,
@@ -77,6 +82,12 @@ impl Experts {
             .find(|(_, value, least, most)| !(least..=most).contains(&value))
         {
             return Err(invalid(format!("{what} are {value}; expected {least} to {most}")));
+        }
+        if self.rating == Rating::InTurn && self.num_used != 2 {
+            let count = self.num_used;
+            return Err(invalid(format!(
+                "experts of a token are {count}; expected 2, chosen in turn"
+            )));
         }
         let group = self.num_experts / self.num_groups;
         if group * self.num_groups != self.num_experts || self.num_used > group * self.num_used_groups {

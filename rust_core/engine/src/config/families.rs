@@ -6,11 +6,13 @@ use super::{Architecture, ModelConfig};
 const HALF: f64 = 0.5;
 /// `StableLM`'s and GPT-NeoX's.
 const QUARTER: f64 = 0.25;
+/// The row of OPT's first position: those before it are none.
+const OPT_FIRST_POSITION: usize = 2;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
 const NEAREST: [(&str, &str); 15] = [
     ("zamba zamba2 plamo2", "granitehybrid"),
-    ("phimoe dbrx grok jetmoe arctic", "llama"),
+    ("dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
     ("mistral_large4 longcat_flash", "deepseek2"),
     ("gemma3n", "gemma4"),
@@ -22,14 +24,11 @@ const NEAREST: [(&str, &str); 15] = [
     ("minimax-m3 minimax_m3_vl", "minimax-m2"),
     ("cohere2moe cohere2_moe", "cohere2"),
     ("exaone", "exaone4"),
-    ("glm chatglm glm4v", "glm4"),
-    ("internlm internlm2 baichuan xverse orion deci", "llama"),
-    (
-        "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon bloom codeshell",
-        "gptneox",
-    ),
+    ("glm4v", "glm4"),
+    ("internlm deci persimmon bitnet", "llama"),
+    ("xglm biogpt openai-gpt", "gpt2"),
     ("olmo_hybrid flex_olmo", "olmo2"),
-    ("qwen qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
+    ("qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
 ];
 
 /// The nearest family that is supported.
@@ -55,6 +54,48 @@ impl Architecture {
                 | Self::Olmo
                 | Self::GptNeoX
                 | Self::Mpt
+                | Self::Falcon
+                | Self::Bloom
+                | Self::PhiMoe
+                | Self::Orion
+                | Self::CodeShell
+                | Self::GptJ
+                | Self::CodeGen
+        ) || self.position_offset().is_some()
+    }
+
+    /// Where the first position is in a table of learned positions, of families that have one.
+    pub(crate) fn position_offset(self) -> Option<usize> {
+        match self {
+            Self::Gpt2 | Self::StarCoder | Self::GptNeo => Some(0),
+            Self::Opt => Some(OPT_FIRST_POSITION),
+            _ => None,
+        }
+    }
+
+    /// Whether what tokens are looked up as is normalised.
+    pub(crate) fn has_embedding_norm(self) -> bool {
+        self == Self::Bloom
+    }
+
+    /// Whether something is added to logits.
+    pub(crate) fn has_output_bias(self) -> bool {
+        matches!(self, Self::Phi2 | Self::PhiMoe | Self::GptJ | Self::CodeGen)
+    }
+
+    /// Whether GGUF files of it are not known.
+    pub(crate) fn is_of_folders(self) -> bool {
+        matches!(
+            self,
+            Self::Bamba | Self::GptJ | Self::GptNeo | Self::CodeGen | Self::Opt | Self::Helium
+        )
+    }
+
+    /// Whether GGUF files of it are read alone.
+    pub(crate) fn is_of_gguf(self) -> bool {
+        matches!(
+            self,
+            Self::Baichuan | Self::Orion | Self::Refact | Self::CodeShell | Self::Qwen
         )
     }
 
@@ -88,15 +129,15 @@ impl Architecture {
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
     pub(crate) fn is_parallel(self) -> Option<bool> {
         match self {
-            Self::Cohere | Self::Cohere2 | Self::Phi2 => Some(true),
-            Self::StableLm | Self::GptNeoX => None,
+            Self::Cohere | Self::Cohere2 | Self::Phi2 | Self::GptJ | Self::CodeGen => Some(true),
+            Self::StableLm | Self::GptNeoX | Self::Falcon => None,
             _ => Some(false),
         }
     }
 
     /// Whether files may say that it is, where [`Self::is_parallel`] does not.
     pub(crate) fn is_parallel_by_default(self) -> bool {
-        self == Self::GptNeoX
+        matches!(self, Self::GptNeoX | Self::Falcon)
     }
 
     /// Whether layers without windows have no rotary positions.
@@ -107,7 +148,7 @@ impl Architecture {
     /// The share of a head that is rotated, of families of which a part may be, where the file does not say.
     pub(crate) fn rotary_share(self) -> Option<f64> {
         match self {
-            Self::Glm4 | Self::MiniMaxM2 | Self::BailingMoe2 | Self::Phi2 | Self::Nemotron => Some(HALF),
+            Self::Glm4 | Self::Glm | Self::MiniMaxM2 | Self::BailingMoe2 | Self::Phi2 | Self::Nemotron => Some(HALF),
             Self::StableLm | Self::GptNeoX => Some(QUARTER),
             _ => None,
         }
@@ -148,6 +189,9 @@ impl Architecture {
                 | Self::Cohere
                 | Self::Cohere2
                 | Self::Olmo
+                | Self::Glm
+                | Self::InternLm2
+                | Self::Baichuan
         ) || self.is_granite()
     }
 
@@ -155,7 +199,7 @@ impl Architecture {
     pub(crate) fn is_rearranged_in_gguf(self) -> bool {
         matches!(
             self,
-            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm
+            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm | Self::InternLm2
         ) || self.is_granite()
     }
 
@@ -191,6 +235,12 @@ impl Architecture {
                 | Self::Afmoe
                 | Self::ExaoneMoe
                 | Self::MiniCpm
+                | Self::Glm
+                | Self::Helium
+                | Self::InternLm2
+                | Self::Baichuan
+                | Self::Refact
+                | Self::Qwen
         ) || self.has_latent_attention()
             || self.has_layer_norms()
     }
@@ -208,7 +258,7 @@ impl ModelConfig {
 
     /// Whether one norm is read by a layer's attention and its feed-forward block.
     pub(crate) fn shares_norm(&self) -> bool {
-        self.is_parallel && self.architecture != Architecture::GptNeoX
+        self.is_parallel && !self.has_two_norms
     }
 }
 

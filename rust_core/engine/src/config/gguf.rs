@@ -132,7 +132,7 @@ impl ModelConfig {
     fn read_gguf(file: &GgufFile, family: &str, more: &[&str]) -> Result<Self, ModelFileError> {
         let name = file.metadata_str("general.architecture")?;
         // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there.
-        let architecture = Architecture::from_name(family).filter(|found| *found != Architecture::Bamba);
+        let architecture = Architecture::from_name(family).filter(|found| !found.is_of_folders());
         let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
@@ -186,6 +186,7 @@ impl ModelConfig {
         let is_gemma = architecture.is_gemma();
         let is_granite = architecture.is_granite();
         let rope_scaling = keys.rope_scaling()?;
+        let alibi_max_bias = keys.alibi_max_bias(architecture, num_layers)?;
         let config = Self {
             architecture,
             vocab_size: 0,
@@ -209,6 +210,7 @@ impl ModelConfig {
             dense_layers: keys.dense_layers(architecture, experts.is_some(), num_layers)?,
             blocks: keys.blocks(architecture, num_layers)?,
             is_parallel: keys.is_parallel(architecture)?,
+            has_two_norms: keys.has_two_norms(architecture),
             is_qkv_joined: keys.is_qkv_joined(architecture),
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: keys.norm_epsilon(architecture)?,
@@ -223,7 +225,9 @@ impl ModelConfig {
                 Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
-                _ if !architecture.has_rotary_attention() => vec![false; sliding_layers.len()],
+                _ if !architecture.has_rotary_attention() || alibi_max_bias.is_some() => {
+                    vec![false; sliding_layers.len()]
+                }
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,
@@ -244,8 +248,13 @@ impl ModelConfig {
             activation: match architecture {
                 Architecture::GptOss => GPT_OSS_GATE,
                 Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron => Activation::ReluSquared,
-                Architecture::StarCoder2 | Architecture::Phi2 => Activation::BareGeluTanh,
-                Architecture::GptNeoX | Architecture::Mpt => Activation::BareGelu,
+                Architecture::StarCoder2
+                | Architecture::Phi2
+                | Architecture::Bloom
+                | Architecture::Gpt2
+                | Architecture::StarCoder
+                | Architecture::CodeShell => Activation::BareGeluTanh,
+                Architecture::GptNeoX | Architecture::Mpt | Architecture::Falcon => Activation::BareGelu,
                 Architecture::Apertus => Activation::Xielu,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
@@ -262,7 +271,7 @@ impl ModelConfig {
             has_bare_qk_norms: llama4::has_norms(architecture, experts.as_ref()),
             query_growth: keys.query_growth(architecture)?,
             dual_chunks: None,
-            alibi_max_bias: keys.alibi_max_bias(architecture)?,
+            alibi_max_bias,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {
@@ -483,7 +492,7 @@ impl Keys<'_> {
             None if architecture.rotates_windows_alone() && has_window => EXAONE4_PERIOD,
             None if matches!(
                 architecture,
-                Architecture::Llama | Architecture::Phi3 | Architecture::StarCoder2
+                Architecture::Llama | Architecture::Phi3 | Architecture::StarCoder2 | Architecture::PhiMoe
             ) || !has_window =>
             {
                 0

@@ -1,5 +1,6 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
+mod classic;
 mod experts;
 mod falcon_h1;
 mod families;
@@ -63,14 +64,18 @@ pub(super) const STORED: &str = "quantization_config compression_config";
 
 /// What changes nothing with this value, and is not implemented with another.
 const NEUTRAL: &[(&str, &str)] = &[
+    ("_remove_final_layer_norm", "false"),
     ("add_cross_attention", "false"),
+    ("apply_residual_connection_post_layernorm", "false"),
     ("bias", "false"),
     ("cross_attention_hidden_size", "null"),
     ("decoder_sparse_step", "1"),
+    ("do_layer_norm_before", "true"),
     ("full_attn_mod", "1"),
     ("interpolate_factor", "1"),
     ("is_decoder", "false"),
     ("is_encoder_decoder", "false"),
+    ("layer_norm_elementwise_affine", "true"),
     ("lm_head_bias", "false"),
     ("mamba_inner_layernorms", "true"),
     ("mamba_proj_bias", "false"),
@@ -85,6 +90,8 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("qk_layernorm", "false"),
     ("rms_norm", "true"),
     ("rope_interleaved", "false"),
+    ("scale_attn_by_inverse_layer_idx", "false"),
+    ("scale_attn_weights", "true"),
     ("tf_legacy_loss", "false"),
     ("tie_encoder_decoder", "false"),
     ("use_attention_gate", "true"),
@@ -146,12 +153,18 @@ impl ModelConfig {
         };
         let text = text.or_else(|| mamba::completed(config));
         let text = text.map_or_else(|| mpt::completed(config), |text| Ok(Some(text)))?;
+        let text = text.map_or_else(|| classic::completed(config), |text| Ok(Some(text)))?;
         let text = text.map_or_else(|| kimi::completed(config), |text| Ok(Some(text)))?;
         let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        if architecture.is_of_gguf() {
+            return Err(invalid(format!(
+                "architecture '{name}' is not implemented for folders of safetensors; take the model as a GGUF file"
+            )));
+        }
         let has_caps = architecture == Architecture::Gemma2;
         let more = match architecture {
             Architecture::Gemma2 => CAPS,
@@ -218,7 +231,8 @@ impl ModelConfig {
         };
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers, (num_heads, head_dim))?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
-        if !json.has_positions(architecture)? {
+        let alibi_max_bias = json.alibi_max_bias(architecture);
+        if !json.has_positions(architecture)? || alibi_max_bias.is_some() {
             rotary_layers.fill(false);
         }
         let sliding_window = json.sliding_window(name)?;
@@ -265,6 +279,7 @@ impl ModelConfig {
             dense_layers: json.dense_layers(name, num_layers)?,
             blocks: json.blocks(architecture, num_layers)?,
             is_parallel: json.is_parallel(architecture)?,
+            has_two_norms: json.has_two_norms(architecture),
             is_qkv_joined: architecture == Architecture::Mpt,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
@@ -281,6 +296,10 @@ impl ModelConfig {
                 | Architecture::Ernie45Moe
                 | Architecture::Llama4
                 | Architecture::Glm4
+                | Architecture::Glm
+                | Architecture::Helium
+                | Architecture::GptJ
+                | Architecture::CodeGen
                 | Architecture::Cohere
                 | Architecture::Cohere2 => RopeStyle::Interleaved,
                 Architecture::Deepseek2 | Architecture::Mistral4 if json.is_rope_interleaved() => {
@@ -306,7 +325,7 @@ impl ModelConfig {
             attention_scale: match &latent {
                 Some(latent) => json.latent_scale(latent),
                 None if is_granite => json.factor("attention_multiplier")?,
-                None if is_gemma4 => 1.0,
+                None if is_gemma4 || architecture == Architecture::GptNeo => 1.0,
                 None if architecture == Architecture::FalconH1 => {
                     (head_dim as f32).powf(-0.5) * json.falcon_score_factor()?
                 }
@@ -315,7 +334,7 @@ impl ModelConfig {
             has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
             dual_chunks: json.dual_chunks()?,
-            alibi_max_bias: json.alibi_max_bias(architecture),
+            alibi_max_bias,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,
@@ -382,7 +401,8 @@ fn default_epsilon(name: &str) -> f64 {
         | "minicpm3"
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
-        "glm4" => 1.5625e-7,
+        "glm4" | "glm" => 1.5625e-7,
+        "helium" => 1e-8,
         _ if mamba::NAMES.contains(&name) => 1e-5,
         _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
@@ -507,7 +527,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 21] = [
+        const AS_MANY: [&str; 22] = [
             "llama",
             "phi3",
             "olmo2",
@@ -529,6 +549,7 @@ impl JsonConfig<'_> {
             "afmoe",
             "minicpm",
             "falcon_h1",
+            "xverse",
         ];
         if name == "gpt_neox" {
             return Ok(num_heads);
@@ -567,6 +588,7 @@ impl JsonConfig<'_> {
     }
 
     fn norm_epsilon(&self, name: &str) -> f64 {
+        let is_classic = classic::is_one(name);
         let keys: &[&str] = match name {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
             _ if mamba::NAMES.contains(&name) => &["layer_norm_epsilon"],
@@ -576,6 +598,7 @@ impl JsonConfig<'_> {
             "starcoder2" => &["norm_epsilon"],
             "nemotron" => &["norm_eps"],
             "olmo" => &[],
+            _ if is_classic => &["layer_norm_eps"],
             _ => &["rms_norm_eps"],
         };
         let own = keys.iter().find_map(|key| self.number(key));

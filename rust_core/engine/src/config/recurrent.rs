@@ -33,7 +33,11 @@ impl Architecture {
 
     /// Whether it has layers with attention that may have rotary positions.
     pub(crate) fn has_rotary_attention(self) -> bool {
-        !matches!(self, Self::NemotronH | Self::Jamba | Self::KimiLinear | Self::Mpt) && !self.is_recurrent_alone()
+        !matches!(
+            self,
+            Self::NemotronH | Self::Jamba | Self::KimiLinear | Self::Mpt | Self::Bloom | Self::Refact
+        ) && self.position_offset().is_none()
+            && !self.is_recurrent_alone()
     }
 
     /// Whether it may have recurrent layers.

@@ -255,6 +255,7 @@ impl DecoderConfig {
             ),
             ("LayerNorm", self.model.architecture.has_layer_norms()),
             ("blocks beside each other", self.model.is_parallel),
+            ("ALiBi", self.model.alibi_max_bias.is_some()),
             ("dual chunk attention", self.model.dual_chunks.is_some()),
             ("growing queries", self.model.query_growth.is_some()),
             ("a factor on blocks", self.model.residual_scale != 1.0),

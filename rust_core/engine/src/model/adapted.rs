@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pyagent_kernels::elementwise::RopeStyle;
 
-use super::names::{Names, Part};
+use super::names::{Names, Part, Spelling};
 use crate::adapters::Projection;
 use crate::config::ModelConfig;
 
@@ -19,7 +19,7 @@ pub(crate) fn adapted_place(
     let names = if is_gguf {
         Names::Gguf
     } else {
-        Names::HuggingFace("", None)
+        Names::HuggingFace(Spelling::of(""), None)
     };
     let place = names.layer(layer, part(projection), config);
     (place.name, place.rows)

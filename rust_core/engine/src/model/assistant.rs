@@ -116,6 +116,8 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
     let decoder_weights = Weights {
         embedding: Arc::new(embedding),
         layers: layers.collect::<Result<_, _>>()?,
+        positions: None,
+        embedding_norm: None,
         final_norm: loader.stream_norm(&loader.names.final_norm(decoder.architecture))?,
         output: None,
         output_bias: None,

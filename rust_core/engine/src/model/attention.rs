@@ -2,7 +2,11 @@
 
 use super::names::{Part, Place};
 use super::{Attention, Linear, Loader};
+use crate::config::{Architecture, invalid};
 use crate::weights::ModelFileError;
+
+/// The groups in which `CodeGen`'s heads lie, for as many devices.
+const CODE_GEN_GROUPS: usize = 4;
 
 impl Loader<'_> {
     /// A layer's attention, and its output matrix.
@@ -26,7 +30,7 @@ impl Loader<'_> {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
             (query, None, None, Some(gate))
         } else if self.names.are_heads_in_turn(config) {
-            let [query, key, value] = self.interleaved_heads(&name(Part::Query))?;
+            let [query, key, value] = self.grouped_heads(&name(Part::Query))?;
             (query, Some(key), Some(value), None)
         } else {
             (self.linear(&name(Part::Query), query_size, hidden)?, None, None, None)
@@ -64,7 +68,7 @@ impl Loader<'_> {
             if architecture.are_gates_apart() {
                 self.check(&self.gates(layer), config.num_gates(), hidden)?;
             }
-            let in_turn = 3 * config.query_size();
+            let in_turn = config.query_size() + 2 * config.kv_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {
                 [in_turn; 3] // one matrix
             } else {
@@ -105,6 +109,40 @@ impl Loader<'_> {
             None => Ok(()),
             Some(name) => Err(ModelFileError::TensorMissing { name }),
         }
+    }
+
+    /// Queries, keys and values of a matrix in which they lie by groups: of each head of keys the queries that share it, the
+    /// keys, the values. `CodeGen`'s are in four groups, values before keys.
+    fn grouped_heads(&self, place: &Place) -> Result<[Linear; 3], ModelFileError> {
+        let config = self.config;
+        let (query, kv) = (config.query_size(), config.kv_size());
+        let (groups, [first, second]) = match config.architecture {
+            Architecture::CodeGen => (CODE_GEN_GROUPS, [2, 1]),
+            _ => (config.num_kv_heads, [1, 2]),
+        };
+        if !config.num_kv_heads.is_multiple_of(groups) {
+            return Err(invalid(format!(
+                "{} heads do not lie in {groups} groups of as many",
+                config.num_kv_heads
+            )));
+        }
+        let (each, all) = ([query / groups, kv / groups], (query + 2 * kv) / groups);
+        let rows_of = |start: usize, count: usize| -> Vec<usize> {
+            let group = |group: usize| group * all + start..group * all + start + count;
+            (0..groups).flat_map(group).collect()
+        };
+        let [of_query, of_kv] = each;
+        let starts = [0, of_query + (first - 1) * of_kv, of_query + (second - 1) * of_kv];
+        let read = self
+            .find(place, query + 2 * kv, config.hidden_size)?
+            .read(self.file, self.pool)?;
+        let bias = self.bias(place, query + 2 * kv)?;
+        let linear = |(start, count)| self.some_rows(&read.view(), bias.as_deref(), &rows_of(start, count));
+        Ok([
+            linear((starts[0], of_query))?,
+            linear((starts[1], of_kv))?,
+            linear((starts[2], of_kv))?,
+        ])
     }
 
     /// Where gates of what heads attended to are, where they are a matrix of their own.

@@ -83,6 +83,8 @@ fn weights(file: &ModelFile, config: &EagleConfig, pool: &ThreadPool) -> Result<
         head: Weights {
             embedding: Arc::new(loader.matrix(&loader.output_name(config), head.vocab_size, head.hidden_size)?),
             layers: vec![layer],
+            positions: None,
+            embedding_norm: None,
             final_norm: output_norm()?,
             output: None,
             output_bias: None,

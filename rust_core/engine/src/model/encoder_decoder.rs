@@ -353,6 +353,8 @@ impl<'a> Halves<'a> {
             Ok::<_, ModelFileError>(Weights {
                 embedding: Arc::clone(&embedding),
                 layers,
+                positions: None,
+                embedding_norm: None,
                 final_norm: Norm::Rms(self.loader.norm(self.names.final_norm(half), config.hidden_size)?),
                 output,
                 output_bias: None,

@@ -194,6 +194,11 @@ impl FeedForward {
 pub struct Weights {
     /// Token embeddings, [vocab, hidden]; also the output matrix when that is absent.
     pub embedding: Arc<PackedMatrix>,
+    /// What is added to a token's row by its position, where that is learned: [positions, hidden], with what comes before the
+    /// first.
+    pub positions: Option<PackedMatrix>,
+    /// The norm of that sum, where the family has one.
+    pub embedding_norm: Option<Norm>,
     /// The layers, in order; last that of a head that drafts, if there is one.
     pub layers: Vec<Layer>,
     /// The norm before the output matrix.
@@ -238,6 +243,7 @@ impl Weights {
         self.matrices().map(PackedMatrix::bytes).sum::<usize>()
             + self.score_bias_bytes()
             + self.embedding.bytes()
+            + self.positions.as_ref().map_or(0, PackedMatrix::bytes)
             + mtp.map_or(0, |mtp| mtp.entry_matrix().bytes())
             + per_layer.map_or(0, |inputs| inputs.table.bytes() + inputs.projection.weight.bytes())
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)

@@ -21,7 +21,7 @@ pub(super) fn refuse_lost(file: &ModelFile, names: &Names) -> Result<(), ModelFi
     }
     let mut of_layers: HashMap<usize, HashSet<&str>> = HashMap::new();
     for name in file.tensor_names() {
-        if let Some((layer, part)) = names.layer_of(name).zip(part_of(name)) {
+        if let Some((layer, part)) = names.layer_of(name).zip(part_of(name, names)) {
             of_layers.entry(layer).or_default().insert(part);
         }
     }
@@ -43,8 +43,8 @@ pub(super) fn refuse_lost(file: &ModelFile, names: &Names) -> Result<(), ModelFi
 }
 
 /// What a layer's tensor is called there.
-fn part_of(name: &str) -> Option<&str> {
-    let (_, after) = name.split_once("blk.").or_else(|| name.split_once("layers."))?;
+fn part_of<'a>(name: &'a str, names: &Names) -> Option<&'a str> {
+    let (_, after) = name.split_once(names.layers())?;
     after.split_once('.').map(|(_, part)| part)
 }
 

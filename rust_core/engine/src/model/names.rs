@@ -6,7 +6,7 @@ mod mtp;
 
 use std::ops::Range;
 
-use self::families::family_part;
+use self::families::{falcon_norm, family_part};
 use self::hybrid::{
     bamba_part, gate_up_rows, gguf_part_of, granite_part, kimi_part, lfm2_part, lfm3_part, mamba_rows, minimax_part,
     nemotron_part,
@@ -67,6 +67,8 @@ pub(super) struct Place {
     pub(super) bias_row: Option<usize>,
     /// Whether the name is whole without `.weight`; there is no bias then.
     pub(super) is_bare: bool,
+    /// Whether the file has its columns as rows.
+    pub(super) is_transposed: bool,
 }
 
 impl Place {
@@ -77,6 +79,7 @@ impl Place {
             rows: None,
             bias_row: None,
             is_bare: false,
+            is_transposed: false,
         }
     }
 
@@ -104,6 +107,10 @@ impl Place {
         matrices: &Matrices<'a>,
         cols: usize,
     ) -> Result<Option<Matrix<'a>>, ModelFileError> {
+        if self.is_transposed {
+            let tensor = file.find_tensor(&self.weight())?;
+            return tensor.map(|tensor| self.transposed(tensor)).transpose();
+        }
         let quantised = if self.is_bare {
             None
         } else {
@@ -118,6 +125,15 @@ impl Place {
         let (name, (found, _)) = (matrix.name(), matrix.size());
         let part = matrix.part(rows);
         part.map(Some).ok_or_else(|| too_few_rows(name, found, rows))
+    }
+
+    /// The matrix that a tensor is the columns of. An error where it has not all of the rows.
+    fn transposed<'a>(&self, tensor: TensorView<'a>) -> Result<Matrix<'a>, ModelFileError> {
+        let rows = self.rows.clone().unwrap_or(0..tensor.cols());
+        if rows.end > tensor.cols() {
+            return Err(too_few_rows(tensor.name, tensor.cols(), &rows));
+        }
+        Ok(Matrix::Transposed(tensor, rows))
     }
 
     /// The tensor, if the file has it, its name ending in `end`. An error where it has not all of the rows.
@@ -146,61 +162,117 @@ pub(super) enum Names {
     Gguf,
     /// With what the decoder's names begin with; and where a head that drafts has its own, which layer that is and what its
     /// names begin with.
-    HuggingFace(&'static str, Option<(usize, &'static str)>),
+    HuggingFace(Spelling, Option<(usize, &'static str)>),
+}
+
+/// What names of safetensors begin with, and what the embedding and layers are called after that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spelling {
+    begin: &'static str,
+    embedding: &'static str,
+    layers: &'static str,
+}
+
+impl Spelling {
+    /// As most families have it.
+    pub(super) const fn of(begin: &'static str) -> Self {
+        Self {
+            begin,
+            embedding: "embed_tokens.weight",
+            layers: "layers.",
+        }
+    }
+
+    const fn with_embedding(self, embedding: &'static str) -> Self {
+        Self { embedding, ..self }
+    }
+
+    const fn with_layers(self, layers: &'static str) -> Self {
+        Self { layers, ..self }
+    }
 }
 
 /// What the decoder's names begin with, unless it was saved without what gives logits.
-const DECODER: &str = "model.";
+const DECODER: Spelling = Spelling::of("model.");
 /// What the decoder's names begin with where it is the text half of a model of pictures.
-const TEXT_HALF: &str = "model.language_model.";
+const TEXT_HALF: Spelling = Spelling::of("model.language_model.");
 /// What Llama 4's names begin with where it is the text half of a model of pictures, and the matrix that gives logits.
-const LANGUAGE_MODEL: &str = "language_model.model.";
+const LANGUAGE_MODEL: Spelling = Spelling::of("language_model.model.");
 const LANGUAGE_MODEL_OUTPUT: &str = "language_model.lm_head.weight";
 /// What Nemotron-H's names begin with.
-const BACKBONE: &str = "backbone.";
+const BACKBONE: Spelling = Spelling::of("backbone.").with_embedding("embeddings.weight");
 /// What the body's names begin with in models that pool by attention: NV-Embed's, and CodeFuse's.
-const EMBEDDING_MODEL: &str = "embedding_model.";
-const PLM_MODEL: &str = "plm_model.model.";
+const EMBEDDING_MODEL: Spelling = Spelling::of("embedding_model.");
+const PLM_MODEL: Spelling = Spelling::of("plm_model.model.");
 /// What GPT-NeoX's names begin with.
-const GPT_NEOX: &str = "gpt_neox.";
-/// What MPT's names begin with; its layers are blocks.
-const MPT: &str = "transformer.";
-/// What follows it in the name of the embedding.
-const EMBEDDING: &str = "embed_tokens.weight";
+const GPT_NEOX: Spelling = Spelling::of("gpt_neox.").with_embedding("embed_in.weight");
+/// What `InternLM2`'s names begin with, whose output matrix is not called as the others'.
+const INTERNLM2: Spelling = Spelling::of("model.").with_embedding("tok_embeddings.weight");
+/// What names begin with whatever the decoder was saved without: MPT's, whose layers are blocks, GPT-2's and those of its
+/// time, Falcon's and BLOOM's, OPT's.
+const OLDER: [Spelling; 8] = [
+    INTERNLM2,
+    Spelling::of("transformer.").with_embedding(WTE).with_layers("blocks."),
+    Spelling::of("transformer.").with_embedding(WTE).with_layers("h."),
+    Spelling::of("").with_embedding(WTE).with_layers("h."),
+    Spelling::of("transformer.").with_embedding(WORDS).with_layers("h."),
+    Spelling::of("").with_embedding(WORDS).with_layers("h."),
+    Spelling::of("model.decoder."),
+    Spelling::of("decoder."),
+];
+const WTE: &str = "wte.weight";
+const WORDS: &str = "word_embeddings.weight";
 
 impl Names {
     pub(super) fn of(file: &ModelFile) -> Self {
         match file {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
-                let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
                 let all = [
                     TEXT_HALF,
                     DECODER,
-                    "",
+                    Spelling::of(""),
                     LANGUAGE_MODEL,
                     BACKBONE,
                     GPT_NEOX,
                     EMBEDDING_MODEL,
                     PLM_MODEL,
-                    MPT,
-                ]
-                .map(|begin| Self::HuggingFace(begin, None));
-                all.into_iter()
-                    .find(is_known)
-                    .unwrap_or(Self::HuggingFace(DECODER, None))
+                ];
+                let is_known = |spelling: &Spelling| {
+                    let embedding = format!("{}{}", spelling.begin, spelling.embedding);
+                    !matches!(folder.find_tensor(&embedding), Ok(None))
+                };
+                // Two of them differ in what layers are called alone.
+                let has_layers = |spelling: &Spelling| {
+                    let layers = format!("{}{}", spelling.begin, spelling.layers);
+                    is_known(spelling) && folder.tensor_names().any(|name| name.starts_with(&layers))
+                };
+                let all = || all.into_iter().chain(OLDER);
+                let found = all().find(has_layers).or_else(|| all().find(is_known));
+                Self::HuggingFace(found.unwrap_or(DECODER), None)
             }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
-        let hugging_face = match self {
-            Self::HuggingFace(BACKBONE, _) => "embeddings.weight",
-            Self::HuggingFace(GPT_NEOX, _) => "embed_in.weight",
-            Self::HuggingFace(MPT, _) => "wte.weight",
-            _ => EMBEDDING,
+        match self {
+            Self::Gguf => "token_embd.weight".to_owned(),
+            Self::HuggingFace(spelling, _) => format!("{}{}", spelling.begin, spelling.embedding),
+        }
+    }
+
+    /// What the table of learned positions is called.
+    pub(super) fn positions(&self, architecture: Architecture) -> String {
+        let hugging_face = match architecture {
+            Architecture::Opt => "embed_positions.weight",
+            _ => "wpe.weight",
         };
-        self.of_decoder("token_embd.weight", hugging_face)
+        self.of_decoder("position_embd.weight", hugging_face)
+    }
+
+    /// What the norm is called of what tokens are looked up as.
+    pub(super) fn embedding_norm(&self) -> String {
+        self.of_decoder("token_embd_norm.weight", "word_embeddings_layernorm.weight")
     }
 
     /// LFM2's is called after the embedding.
@@ -212,7 +284,16 @@ impl Names {
             Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba | Architecture::Phi2 => {
                 self.of_decoder("output_norm.weight", "final_layernorm.weight")
             }
-            Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
+            Architecture::GptNeoX | Architecture::Opt => {
+                self.of_decoder("output_norm.weight", "final_layer_norm.weight")
+            }
+            Architecture::Falcon
+            | Architecture::Bloom
+            | Architecture::Gpt2
+            | Architecture::StarCoder
+            | Architecture::GptJ
+            | Architecture::GptNeo
+            | Architecture::CodeGen => self.of_decoder("output_norm.weight", "ln_f.weight"),
             Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 | Architecture::Mpt => {
                 self.of_decoder("output_norm.weight", "norm_f.weight")
             }
@@ -225,6 +306,7 @@ impl Names {
             Self::Gguf => "output.weight".to_owned(),
             Self::HuggingFace(LANGUAGE_MODEL, _) => LANGUAGE_MODEL_OUTPUT.to_owned(),
             Self::HuggingFace(GPT_NEOX, _) => "embed_out.weight".to_owned(),
+            Self::HuggingFace(INTERNLM2, _) => "output.weight".to_owned(),
             Self::HuggingFace(..) => "lm_head.weight".to_owned(),
         }
     }
@@ -232,7 +314,7 @@ impl Names {
     pub(super) fn of_decoder(&self, gguf: &str, hugging_face: &str) -> String {
         match self {
             Self::Gguf => gguf.to_owned(),
-            Self::HuggingFace(decoder, _) => format!("{decoder}{hugging_face}"),
+            Self::HuggingFace(spelling, _) => format!("{}{hugging_face}", spelling.begin),
         }
     }
 
@@ -240,9 +322,17 @@ impl Names {
     pub(super) fn layer_of(&self, name: &str) -> Option<usize> {
         let rest = match self {
             Self::Gguf => name.strip_prefix("blk.")?,
-            Self::HuggingFace(decoder, _) => name.strip_prefix(decoder)?.strip_prefix(layers_of(decoder))?,
+            Self::HuggingFace(spelling, _) => name.strip_prefix(spelling.begin)?.strip_prefix(spelling.layers)?,
         };
         rest.split('.').next()?.parse().ok()
+    }
+
+    /// What layers are called, in all names of layers.
+    pub(super) fn layers(&self) -> &'static str {
+        match self {
+            Self::Gguf => "blk.",
+            Self::HuggingFace(spelling, _) => spelling.layers,
+        }
     }
 
     /// Where a layer's tensor is.
@@ -256,7 +346,7 @@ impl Names {
         let rows = fused.as_ref().map(|(.., rows)| rows.clone());
         let name = match (self, fused) {
             (Self::Gguf, fused) => {
-                let own = gguf_part_of(part, config.architecture);
+                let own = falcon_norm(part, config).unwrap_or_else(|| gguf_part_of(part, config.architecture));
                 format!("blk.{layer}.{}", fused.map_or(own, |(gguf, ..)| gguf))
             }
             (Self::HuggingFace(..), fused) => {
@@ -268,7 +358,7 @@ impl Names {
                     Architecture::MiniMax01 => minimax_part(part),
                     Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 => nemotron_part(part),
                     Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba => bamba_part(part),
-                    architecture => family_part(part, architecture),
+                    _ => family_part(part, config),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
                 format!("{}{name}", self.begin(layer))
@@ -279,15 +369,18 @@ impl Names {
             rows,
             bias_row: None,
             is_bare: false,
+            is_transposed: self.is_transposed(part, config.architecture),
         }
     }
 
     /// Where the matrix is that rates a layer's experts.
     pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
         let hugging_face = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::MiniMax01 | Architecture::KimiLinear => {
-                "block_sparse_moe.gate"
-            }
+            Architecture::Llama
+            | Architecture::MiniMaxM2
+            | Architecture::MiniMax01
+            | Architecture::KimiLinear
+            | Architecture::PhiMoe => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
             Architecture::Llama4 | Architecture::Jamba => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
@@ -396,13 +489,16 @@ impl Names {
                     rows,
                     bias_row: Some(expert),
                     is_bare: false,
+                    is_transposed: false,
                 };
             }
         }
         let (block, [gate, up, down]) = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::MiniMax01 | Architecture::KimiLinear => {
-                ("block_sparse_moe", ["w1", "w3", "w2"])
-            }
+            Architecture::Llama
+            | Architecture::MiniMaxM2
+            | Architecture::MiniMax01
+            | Architecture::KimiLinear
+            | Architecture::PhiMoe => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
             Architecture::Jamba => ("feed_forward", ["gate_proj", "up_proj", "down_proj"]),
             Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
@@ -500,11 +596,6 @@ impl Names {
     }
 }
 
-/// What layers are called, of a decoder whose names begin so.
-fn layers_of(decoder: &str) -> &'static str {
-    if decoder == MPT { "blocks." } else { "layers." }
-}
-
 /// Whether DeepSeek's experts are chosen by corrected ratings.
 fn is_corrected(config: &ModelConfig) -> bool {
     config.experts.is_some_and(|experts| experts.rating == Rating::Sigmoid)
@@ -518,7 +609,8 @@ fn stack(layer: usize, part: Part, architecture: Architecture) -> String {
 /// Matrices that lie in one, as Phi-3's, GLM-4's and Granite 4's: their names in GGUF files and elsewhere, and which rows are the part.
 fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'static str, &'static str, Range<usize>)> {
     match (config.architecture, part) {
-        (Architecture::Phi3, _) | (Architecture::Glm4, Part::Gate | Part::Up) => {}
+        (Architecture::Phi3, _) | (Architecture::Glm4 | Architecture::Glm, Part::Gate | Part::Up) => {}
+        (Architecture::Gpt2, Part::Query | Part::Key | Part::Value) => {}
         (_, Part::Query | Part::Key | Part::Value) if config.is_qkv_joined => {}
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
@@ -534,6 +626,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
     let (query, kv, ffn) = (config.query_size(), config.kv_size(), config.ffn_size);
     let joined = match config.architecture {
         Architecture::Mpt => "attn.Wqkv",
+        Architecture::Gpt2 => "attn.c_attn",
         _ => "self_attn.qkv_proj",
     };
     let qkv = |rows| Some(("attn_qkv", joined, rows));

@@ -244,6 +244,31 @@ impl Loader<'_> {
         Ok(turns.try_into().unwrap_or_else(|_| unreachable!("one matrix a turn")))
     }
 
+    /// Some rows of a matrix, in this order, with their biases.
+    pub(super) fn some_rows(
+        &self,
+        tensor: &TensorView<'_>,
+        bias: Option<&[f32]>,
+        rows: &[usize],
+    ) -> Result<Linear, ModelFileError> {
+        let cols = tensor.cols();
+        let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
+        let bytes = rows
+            .iter()
+            .flat_map(|row| &tensor.bytes[row * row_bytes..][..row_bytes]);
+        let bytes: Vec<u8> = bytes.copied().collect();
+        let dims = [cols, rows.len()];
+        let some = TensorView {
+            bytes: &bytes,
+            dims: &dims,
+            ..*tensor
+        };
+        Ok(Linear {
+            weight: self.pack(&some, rows.len(), cols)?,
+            bias: bias.map(|bias| rows.iter().map(|row| bias[*row]).collect()),
+        })
+    }
+
     fn pack_turn(
         &self,
         tensor: &TensorView<'_>,
@@ -279,24 +304,7 @@ struct RowsOfHeads<'a> {
 impl RowsOfHeads<'_> {
     fn linear(self, loader: &Loader<'_>) -> Result<Linear, ModelFileError> {
         let read = self.matrix.read(loader.file, loader.pool)?;
-        let tensor = read.view();
-        let cols = tensor.cols();
-        let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
-        let bytes = self
-            .rows
-            .iter()
-            .flat_map(|row| &tensor.bytes[row * row_bytes..][..row_bytes]);
-        let bytes: Vec<u8> = bytes.copied().collect();
-        let dims = [cols, self.rows.len()];
-        let rows = TensorView {
-            bytes: &bytes,
-            dims: &dims,
-            ..tensor
-        };
-        Ok(Linear {
-            weight: loader.pack(&rows, self.rows.len(), cols)?,
-            bias: None,
-        })
+        loader.some_rows(&read.view(), None, &self.rows)
     }
 }
 

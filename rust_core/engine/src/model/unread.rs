@@ -24,11 +24,14 @@ const WHOLE: &str = "lm_head.weight plm_model.lm_head.weight language_model.lm_h
 /// What change no number: rotary frequencies, masks and scales of quantised caches that older versions stored; the matrices
 /// of latent attention in the form that is not read, of files that have both;
 /// what transformers makes of lightning attention's slopes.
-const ENDS: [&str; 15] = [
+const ENDS: [&str; 18] = [
     ".rotary_emb.inv_freq",
     ".rotary_emb.original_inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attn.causal_mask",
     ".attn_rot_embd",
     ".attn_rot_embd.weight",
     ".k_scale",
@@ -107,7 +110,9 @@ fn changes_nothing(name: &str) -> bool {
 fn is_left(name: &str, names: &Names, config: &ModelConfig) -> bool {
     let is_among = |all: &str, part: &str| all.split_whitespace().any(|other| other == part);
     let mut parts = name.split('.');
-    let before = parts.by_ref().take_while(|part| !matches!(*part, "layers" | "blk"));
+    let before = parts
+        .by_ref()
+        .take_while(|part| !matches!(*part, "layers" | "blk" | "h" | "blocks"));
     let is_beside = before
         .into_iter()
         .any(|part| is_among(BESIDE, part) || DRAFTING.iter().any(|head| part.starts_with(head)));

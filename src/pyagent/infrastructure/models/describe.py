@@ -236,8 +236,8 @@ def describe_model(  # noqa: PLR0913 - ways in which it may be loaded
 
 
 def _runners(path: Path, config: _rust.ModelConfig, family: Family | None) -> tuple[str, ...]:
-    """Return the shipped runners that compute a model; GPT-NeoX in folders the torch runner describes itself."""
-    has_own = config.architecture == "gptneox" and path.is_dir()
+    """Return the shipped runners that compute a model; of GPT-2 and GPT-NeoX the torch runner describes folders."""
+    has_own = config.architecture in {"gpt2", "gptneox"} and path.is_dir()
     is_cpu_only = config.is_cpu_only and not has_own
     if family is not None:
         has_network = family.brought.network is not None

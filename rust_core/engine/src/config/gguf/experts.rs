@@ -94,7 +94,8 @@ impl Keys<'_> {
             | Architecture::OlMoe
             | Architecture::GptOss
             | Architecture::MiniMaxM2
-            | Architecture::MiniMax01 => {}
+            | Architecture::MiniMax01
+            | Architecture::PhiMoe => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
         }
@@ -107,6 +108,9 @@ impl Keys<'_> {
                 | Architecture::Llama4
                 | Architecture::Jamba
         );
+        if architecture == Architecture::PhiMoe {
+            experts.rating = Rating::InTurn;
+        }
         if keys(architecture, true).contains(&OF_ROUTERS) {
             self.read_router(architecture, &mut experts)?;
         }

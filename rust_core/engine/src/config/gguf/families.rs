@@ -13,6 +13,11 @@ pub(super) const OF_MINICPM: [&str; 3] = ["embedding_scale", "logit_scale", "res
 /// What is read of MPT's: a factor that cuts projections off is refused.
 pub(super) const OF_MPT: [&str; 1] = ["attention.max_alibi_bias"];
 
+/// The greatest exponent of `ALiBi`'s slopes in files that say nothing of it.
+const ALIBI_MAX_BIAS: f32 = 8.0;
+/// By how many layers Baichuan's models are told apart, as llama.cpp does.
+const LAYERS_OF_BAICHUAN_13B: usize = 40;
+
 impl Keys<'_> {
     /// Whether attention and the feed-forward block lie beside each other. Files of `StableLM` say that they do where the
     /// original says nothing, so that the tensors tell: those models have one norm a layer.
@@ -20,7 +25,7 @@ impl Keys<'_> {
         if let Some(is_parallel) = architecture.is_parallel() {
             return Ok(is_parallel);
         }
-        if architecture == Architecture::StableLm {
+        if matches!(architecture, Architecture::StableLm | Architecture::Falcon) {
             return Ok(self.file.find_tensor("blk.0.ffn_norm.weight").is_none());
         }
         let key = self.key("use_parallel_residual");
@@ -52,14 +57,40 @@ impl Keys<'_> {
     pub(super) fn is_qkv_joined(&self, architecture: Architecture) -> bool {
         matches!(
             architecture,
-            Architecture::Phi2 | Architecture::GptNeoX | Architecture::BailingMoe2 | Architecture::Mpt
+            Architecture::Phi2
+                | Architecture::GptNeoX
+                | Architecture::BailingMoe2
+                | Architecture::Mpt
+                | Architecture::Falcon
+                | Architecture::Bloom
+                | Architecture::Glm
+                | Architecture::PhiMoe
+                | Architecture::Gpt2
+                | Architecture::StarCoder
+                | Architecture::CodeShell
+                | Architecture::Qwen
         ) && self.file.find_tensor("blk.0.attn_qkv.weight").is_some()
     }
 
-    /// The greatest exponent of `ALiBi`'s slopes, of a family that has them.
-    pub(super) fn alibi_max_bias(&self, architecture: Architecture) -> Result<Option<f32>, ModelFileError> {
-        if architecture != Architecture::Mpt {
-            return Ok(None);
+    /// Whether each of blocks that lie beside each other has a norm of its own: Falcon's larger models' do.
+    pub(super) fn has_two_norms(&self, architecture: Architecture) -> bool {
+        match architecture {
+            Architecture::Falcon => self.file.find_tensor("blk.0.attn_norm_2.weight").is_some(),
+            architecture => architecture == Architecture::GptNeoX,
+        }
+    }
+
+    /// The greatest exponent of `ALiBi`'s slopes, of a family that has them; of Baichuan's models the larger one has.
+    pub(super) fn alibi_max_bias(
+        &self,
+        architecture: Architecture,
+        num_layers: usize,
+    ) -> Result<Option<f32>, ModelFileError> {
+        match architecture {
+            Architecture::Mpt => {}
+            Architecture::Bloom | Architecture::Refact => return Ok(Some(ALIBI_MAX_BIAS)),
+            Architecture::Baichuan if num_layers == LAYERS_OF_BAICHUAN_13B => return Ok(Some(ALIBI_MAX_BIAS)),
+            _ => return Ok(None),
         }
         let suffix = "attention.max_alibi_bias";
         match self.number_or(suffix, 0.0)? as f32 {
@@ -73,7 +104,8 @@ impl Keys<'_> {
 
     /// The epsilon of norms.
     pub(super) fn norm_epsilon(&self, architecture: Architecture) -> Result<f32, ModelFileError> {
-        let key = if architecture.has_layer_norms() {
+        // Files of Phi-3.5-MoE have the key of its relatives.
+        let key = if architecture.has_layer_norms() && architecture != Architecture::PhiMoe {
             "attention.layer_norm_epsilon"
         } else {
             "attention.layer_norm_rms_epsilon"

@@ -22,7 +22,13 @@ impl Keys<'_> {
             return Ok(1); // nothing has it
         }
         if architecture != Architecture::NemotronH {
-            return self.size("feed_forward_length");
+            let size = self.size("feed_forward_length")?;
+            // Files of the first Qwen have the width of gates and ups together.
+            return Ok(if architecture == Architecture::Qwen {
+                size / 2
+            } else {
+                size
+            });
         }
         Ok(self.ffn_sizes()?.into_iter().max().unwrap_or(0))
     }

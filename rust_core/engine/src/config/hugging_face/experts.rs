@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 32] = [
+const FAMILIES: [Family; 33] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -210,6 +210,14 @@ const FAMILIES: [Family; 32] = [
         is_renormalised: true,
     },
     Family {
+        name: "phimoe",
+        count: "num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: false,
+    },
+    Family {
         name: "minimax_m2",
         count: "num_local_experts num_experts",
         used: "num_experts_per_tok",
@@ -341,6 +349,10 @@ impl JsonConfig<'_> {
             }
             "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
             "minimax_m2" => experts.rating = Rating::Sigmoid,
+            "phimoe" => {
+                self.expect_jitter()?;
+                experts.rating = Rating::InTurn;
+            }
             "granitemoeshared" => {
                 experts.shared_size = self.optional_size("shared_intermediate_size")?.unwrap_or(0);
             }
@@ -361,6 +373,17 @@ impl JsonConfig<'_> {
             })?;
         }
         Ok(Some(experts))
+    }
+
+    /// Refuses a Phi-3.5-MoE of which other experts are far below the best.
+    fn expect_jitter(&self) -> Result<(), ModelFileError> {
+        match self.number("router_jitter_noise") {
+            Some(jitter) if jitter != Experts::JITTER => Err(invalid(format!(
+                "config.json: 'router_jitter_noise' {jitter} is not implemented; expected {}",
+                Experts::JITTER
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Trinity's experts: by corrected sigmoids, all in one group.

@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, kimi, minimax, mpt};
+use super::{JsonConfig, classic, kimi, minimax, mpt};
 use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::{ModelFileError, clipped};
 
 /// Families whose layers see everything.
-pub(super) const WITHOUT_WINDOWS: [&str; 16] = [
+pub(super) const WITHOUT_WINDOWS: [&str; 26] = [
     "gemma",
     "glm4",
     "arcee",
@@ -25,6 +25,16 @@ pub(super) const WITHOUT_WINDOWS: [&str; 16] = [
     mpt::NAME,
     "internlm3",
     "minicpm",
+    "falcon",
+    "bloom",
+    "glm",
+    "gpt2",
+    "gpt_bigcode",
+    "gptj",
+    "codegen",
+    "opt",
+    "helium",
+    "internlm2",
 ];
 
 /// Of how many of Command R7B's layers the last one sees everything.
@@ -34,7 +44,10 @@ const COHERE_LOGIT_SCALE: f64 = 0.0625;
 /// What is read of a family besides, and what its files say that is so in all of them or that training reads.
 pub(super) fn fields(architecture: Architecture) -> &'static str {
     match architecture {
-        Architecture::Glm4 => "partial_rotary_factor",
+        Architecture::Glm4 | Architecture::Glm => "partial_rotary_factor",
+        Architecture::PhiMoe => "lm_head_bias input_jitter_noise",
+        Architecture::InternLm2 => "bias",
+        architecture if has_classic_fields(architecture) => classic::FIELDS,
         Architecture::GraniteMoe => "shared_intermediate_size",
         Architecture::MiniMaxM2 => {
             "rotary_dim partial_rotary_factor scoring_func use_qk_norm qk_norm_type use_routing_bias use_mtp num_mtp_modules \
@@ -106,6 +119,21 @@ pub(super) fn has_bare_activation(architecture: Architecture) -> bool {
             | Architecture::GptNeoX
             | Architecture::Apertus
             | Architecture::Mpt
+    ) || has_classic_fields(architecture)
+}
+
+/// Whether it is one of the families of before Llama, whose insides have no gate.
+fn has_classic_fields(architecture: Architecture) -> bool {
+    matches!(
+        architecture,
+        Architecture::Falcon
+            | Architecture::Bloom
+            | Architecture::Gpt2
+            | Architecture::StarCoder
+            | Architecture::GptJ
+            | Architecture::GptNeo
+            | Architecture::CodeGen
+            | Architecture::Opt
     )
 }
 
@@ -113,12 +141,13 @@ pub(super) fn has_bare_activation(architecture: Architecture) -> bool {
 pub(super) fn bare_activation(name: &str, architecture: Architecture) -> Result<Activation, ModelFileError> {
     match name {
         "xielu" if architecture == Architecture::Apertus => Ok(Activation::Xielu),
+        "relu" => Ok(Activation::Relu),
         "relu2" => Ok(Activation::ReluSquared),
         "gelu" => Ok(Activation::BareGelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::BareGeluTanh),
         other => Err(invalid(format!(
-            "activation '{}' is not supported for a block without a gate; expected relu2, gelu, gelu_new or \
-             gelu_pytorch_tanh",
+            "activation '{}' is not supported for a block without a gate; expected relu, relu2, gelu, \
+             gelu_new or gelu_pytorch_tanh",
             clipped(other)
         ))),
     }

@@ -84,6 +84,11 @@ impl JsonConfig<'_> {
     /// The greatest exponent of `ALiBi`'s slopes, of a family that has them.
     pub(super) fn alibi_max_bias(&self, architecture: Architecture) -> Option<f32> {
         let said = self.number("alibi_bias_max").map(|max_bias| max_bias as f32);
-        said.filter(|_| architecture == Architecture::Mpt)
+        said.filter(|_| {
+            matches!(
+                architecture,
+                Architecture::Mpt | Architecture::Falcon | Architecture::Bloom
+            )
+        })
     }
 }

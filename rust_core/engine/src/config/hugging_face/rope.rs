@@ -25,6 +25,7 @@ const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
 const SOLAR_BASE: f64 = 1_000_000.0;
 const GPT_OSS_BASE: f64 = 150_000.0;
+const HELIUM_BASE: f64 = 100_000.0;
 /// OLMo 3's, ERNIE 4.5's and Mellum's.
 const OLMO3_BASE: f64 = 500_000.0;
 /// The share of GLM-4.5's and Bamba's heads that is rotated.
@@ -47,6 +48,8 @@ impl JsonConfig<'_> {
             Architecture::Apertus => APERTUS_BASE,
             _ if architecture.has_short_convolutions() => LFM2_BASE,
             Architecture::GptOss => GPT_OSS_BASE,
+            Architecture::Helium => HELIUM_BASE,
+            Architecture::PhiMoe => MIXTRAL_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Mellum => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             Architecture::MiniMax01 => MIXTRAL_BASE,
@@ -75,7 +78,9 @@ impl JsonConfig<'_> {
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
         let said = ["rotary_dim", "rotary_pct"].map(|key| self.number(key));
         match (architecture, said) {
-            (Architecture::MiniMaxM2, [Some(dims), _]) => return dims as usize,
+            (Architecture::MiniMaxM2 | Architecture::GptJ | Architecture::CodeGen, [Some(dims), _]) => {
+                return dims as usize;
+            }
             (Architecture::GptNeoX, [_, Some(share)]) => return (head_dim as f64 * share) as usize,
             _ => {}
         }
@@ -125,6 +130,7 @@ impl JsonConfig<'_> {
             }
             Architecture::Mistral4 => "llama_4_scaling_beta max_position_embeddings partial_rotary_factor",
             _ if architecture.is_partly_rotary() => super::PARTLY_ROTARY,
+            Architecture::PhiMoe => "short_mscale long_mscale",
             Architecture::HunyuanDense | Architecture::HunyuanMoe => "alpha beta_fast beta_slow mscale mscale_all_dim",
             _ => "",
         };
@@ -251,11 +257,16 @@ impl Table<'_> {
         } else {
             "short_factor"
         };
+        // Phi-3.5-MoE's files have a factor on cosines and sines for each length.
+        let scale = key.replace("factor", "mscale");
         let divisors = self.parameters.get(key).and_then(Value::as_array);
         let divisors = divisors.and_then(|all| all.iter().map(|one| Some(one.as_f64()? as f32)).collect());
         Ok(RopeScaling::Factors {
             divisors: divisors.ok_or_else(|| invalid(format!("rope scaling lacks '{key}', a list of numbers")))?,
-            attention_factor: self.number("attention_factor").unwrap_or(by_factor) as f32,
+            attention_factor: self
+                .number(&scale)
+                .or(self.number("attention_factor"))
+                .unwrap_or(by_factor) as f32,
         })
     }
 }

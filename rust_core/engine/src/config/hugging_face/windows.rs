@@ -2,13 +2,14 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4, minimax};
+use super::{JsonConfig, MINISTRAL3, classic, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4, minimax};
 use crate::config::{invalid, periodic};
 use crate::weights::ModelFileError;
 
 /// Families without windows, besides those that a description makes and those with latent attention.
-const WITHOUT_WINDOWS: [&str; 13] = [
+const WITHOUT_WINDOWS: [&str; 14] = [
     "llama",
+    "xverse",
     "olmo2",
     "olmoe",
     "glm4_moe",
@@ -56,7 +57,8 @@ impl JsonConfig<'_> {
             _ if is_recurrent(name) => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
-            "starcoder2" | MINISTRAL3 | "mixtral" | "phi3" | "smollm3" | "gpt_oss" => Ok(window),
+            "starcoder2" | MINISTRAL3 | "mixtral" | "phi3" | "smollm3" | "gpt_oss" | "phimoe" => Ok(window),
+            classic::GPT_NEO => Ok(window),
             gemma4::NAME => self.gemma4_window(),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
@@ -78,7 +80,7 @@ impl JsonConfig<'_> {
             "afmoe" => periodic(num_layers, self.afmoe_period()?),
             "exaone4" | "exaone_moe" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
             "exaone4" | "exaone_moe" => periodic(num_layers, self.exaone4_period()?),
-            "mistral" | "mixtral" | "phi3" | MINISTRAL3 => periodic(num_layers, 0),
+            "mistral" | "mixtral" | "phi3" | "phimoe" | MINISTRAL3 => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" | "dots1" => {
                 let first = self
@@ -120,6 +122,7 @@ impl JsonConfig<'_> {
                 | "cohere2"
                 | "dots1"
                 | "mellum"
+                | classic::GPT_NEO
         );
         match layers {
             Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),

@@ -10,6 +10,9 @@ const LEAST_SUM: f64 = 1e-20;
 
 /// Makes weights of a token's ratings: 0 for all but the highest, to which `correction` is added only to choose them.
 pub(super) fn weigh(isa: Isa, ratings: &mut [f32], experts: &Experts, correction: Option<&[f32]>) {
+    if experts.rating == Rating::InTurn {
+        return weigh_in_turn(isa, ratings, experts.num_used);
+    }
     // Sigmoids of high ratings are the same number: without a correction, the ratings themselves choose.
     let unrated = ratings.to_vec();
     let Some(of_all) = rate(isa, ratings, experts.rating) else {
@@ -40,10 +43,37 @@ pub(super) fn weigh(isa: Isa, ratings: &mut [f32], experts: &Experts, correction
     let total = match (experts.is_renormalised, experts.rating) {
         (false, _) => of_all,
         (true, Rating::Softmax) => of_chosen,
-        (true, Rating::Sigmoid) => of_chosen + LEAST_SUM,
+        (true, _) => of_chosen + LEAST_SUM,
     };
     for (rating, weight) in ratings.iter_mut().zip(weights) {
         *rating = (f64::from(weight) / total) as f32 * experts.weight_scale;
+    }
+}
+
+/// Makes weights of the highest ratings, one after the other: each has its share of those left that are not far below it
+/// (Phi-3.5-MoE's `SparseMixer`, arXiv 2409.12136, without its noise).
+fn weigh_in_turn(isa: Isa, ratings: &mut [f32], num_used: usize) {
+    if !ratings.iter().all(|rating| rating.is_finite()) {
+        ratings.fill(0.0);
+        ratings[..num_used].fill(f32::NAN);
+        return;
+    }
+    let mut left = ratings.to_vec();
+    let mut near = Vec::with_capacity(left.len());
+    ratings.fill(0.0);
+    for _ in 0..num_used {
+        let chosen = highest(&left);
+        let best = left[chosen];
+        // 0 of 0 is not far.
+        let is_far = |rating: f32| (best - rating) / rating.abs().max(best) > (2.0 * Experts::JITTER) as f32;
+        near.clear();
+        near.extend(
+            left.iter()
+                .copied()
+                .filter(|rating| rating.is_finite() && !is_far(*rating)),
+        );
+        ratings[chosen] = (1.0 / elementwise::exp_sum(isa, &mut near, best, 1.0)) as f32;
+        left[chosen] = f32::NEG_INFINITY;
     }
 }
 
@@ -59,6 +89,7 @@ fn rate(isa: Isa, ratings: &mut [f32], rating: Rating) -> Option<f64> {
             elementwise::sigmoid(isa, ratings);
             ratings.iter().all(|rating| rating.is_finite()).then_some(1.0)
         }
+        Rating::InTurn => unreachable!("weighed by itself"),
     }
 }
 
@@ -119,5 +150,24 @@ mod tests {
         let mut ratings = [30.0, 40.0, -1.0, 35.0];
         weigh(Isa::best(), &mut ratings, &experts, None);
         assert_eq!(ratings, [0.0, 1.0, 0.0, 0.0]);
+    }
+
+    /// The second is weighed among those that the first leaves, and what is far below the best counts for neither.
+    #[test]
+    fn experts_in_turn_have_shares_of_those_near_them() {
+        let experts = Experts {
+            rating: Rating::InTurn,
+            ..Experts::of(4, 2)
+        };
+        let mut ratings = [1.0, 2.0, 1.99, 1.98];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        let near = |distances: &[f32]| 1.0 / distances.iter().map(|distance| (-distance).exp()).sum::<f32>();
+        let expected = [0.0, near(&[0.0, 0.01, 0.02]), near(&[0.0, 0.01]), 0.0];
+        for (found, expected) in ratings.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{ratings:?}");
+        }
+        let mut ratings = [f32::NAN, 2.0, 1.0, 0.0];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        assert!(ratings[0].is_nan() && ratings[1].is_nan());
     }
 }

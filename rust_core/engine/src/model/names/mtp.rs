@@ -1,6 +1,6 @@
 //! What files call the tensors of a head that drafts further tokens.
 
-use super::{DECODER, Names, Place, layers_of};
+use super::{DECODER, Names, Place, Spelling};
 use crate::config::ModelConfig;
 use crate::weights::ModelFile;
 
@@ -16,7 +16,7 @@ impl Names {
     /// Those of the file of a head of EAGLE-3: its layer is called as trainers call it, or as one of a decoder.
     pub(in crate::model) fn of_eagle(file: &ModelFile) -> Self {
         let has = |begin: &str| file.tensor_names().any(|name| name.starts_with(begin));
-        let decoder = if has(DECODER) { DECODER } else { "" };
+        let decoder = if has("model.") { DECODER } else { Spelling::of("") };
         let layers = ["midlayer.", "model.midlayer."].into_iter().find(|begin| has(begin));
         Self::HuggingFace(decoder, layers.map(|begin| (0, begin)))
     }
@@ -37,7 +37,7 @@ impl Names {
     pub(super) fn begin(&self, layer: usize) -> String {
         match self {
             Self::HuggingFace(_, Some((head, begin))) if *head == layer => (*begin).to_owned(),
-            Self::HuggingFace(decoder, _) => format!("{decoder}{}{layer}.", layers_of(decoder)),
+            Self::HuggingFace(spelling, _) => format!("{}{}{layer}.", spelling.begin, spelling.layers),
             Self::Gguf => format!("blk.{layer}."),
         }
     }

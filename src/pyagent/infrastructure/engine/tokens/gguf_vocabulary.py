@@ -20,6 +20,7 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.word_patterns import (
     AFMOE,
+    BLOOM,
     CL100K,
     DEEPSEEK_V3,
     EXAONE_MOE,
@@ -55,6 +56,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "youtu": YOUTU,
     "exaone-moe": (EXAONE_MOE,),
     "falcon": FALCON,
+    "bloom": (BLOOM,),
 }
 # A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})
@@ -82,6 +84,7 @@ _SAME_WORDS = {
     **dict.fromkeys(("starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "exaone4", "mellum", "trillion"), "gpt-2"),
     **dict.fromkeys(("granite-docling", "roberta-bpe", "modern-bert"), "gpt-2"),
+    **dict.fromkeys(("gpt3-finnish", "poro-chat"), "bloom"),
     "hunyuan-dense": "deepseek-v3",
     "glm5": "glm4",
 }

@@ -20,6 +20,8 @@ def _cased(upper: str, lower: str, *, after: str = f"{_CONTRACTIONS}?", digits: 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 FALCON = (r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9]{3}")
 """One after the other: marks, of which ASCII has all that are no letters, then GPT-2's words, then digits by three."""
+BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+"""Words end at what ends or parts sentences, in several scripts; digits and other marks belong to them."""
 CL100K = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 """Of GPT-4 and Llama 3."""
 QWEN = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}|{_REST}"

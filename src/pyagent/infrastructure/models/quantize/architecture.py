@@ -55,7 +55,8 @@ _NEAREST: Mapping[str, str] = {
     "deepseek_v32": "deepseek_v3",
     "glm_moe_dsa": "glm4_moe",
     "phimoe": "mixtral",
-    "gpt2": "gpt_neox",
+    "internlm2": "internlm3",
+    **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode", "falcon", "bloom"), "gpt_neox"),
     "qwen3_vl_moe": "qwen3_moe",
 }
 """Families that cannot be written, and the nearest that can."""

@@ -247,6 +247,7 @@ DESCRIBED: Mapping[str, Described] = {
     "starcoder2": Described(
         "starcoder2", _parts("ffn_gate", ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"), has_layer_norms=True
     ),
+    "glm": Described("chatglm", _parts("ffn_gate", ffn_up="mlp.gate_up_proj")),
     "glm4": Described("glm4", _parts("ffn_gate", ffn_up="mlp.gate_up_proj", **_GLM4)),
     "minicpm": Described("minicpm", keys=_minicpm, is_paired=True),
     "gemma": Described("gemma", change=plus_one),
