@@ -507,6 +507,10 @@ impl Part<'_> {
         if config.embedding_scale != 1.0 {
             elementwise::scale(self.pass.isa, residual, config.embedding_scale);
         }
+        if config.architecture.normalises_embedding() {
+            let norm = &self.pass.weights.final_norm;
+            norm.apply_in_place(self.pass.isa, residual, config.norm_epsilon);
+        }
     }
 
     /// Adds a block's output to a row of the stream, or to the norm of it that the block read.

@@ -388,7 +388,11 @@ impl<'a> Loader<'a> {
             post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,
-            post_ffn_norm: output_norm(Part::PostFfnNorm)?,
+            post_ffn_norm: match config.architecture {
+                _ if config.leaves_ffn_output(layer) => None,
+                Architecture::AxK1 => Some(self.norm(&name(Part::PostFfnNorm).name, hidden)?),
+                _ => output_norm(Part::PostFfnNorm)?,
+            },
             separate_experts: self.separate_experts(layer)?,
             per_layer: self.per_layer(layer)?,
             scale: self.layer_scale(layer)?,

@@ -8,19 +8,28 @@ const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 15] = [
+const NEAREST: [(&str, &str); 21] = [
     ("zamba zamba2 plamo2", "granitehybrid"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
     ("mistral_large4 longcat_flash", "deepseek2"),
-    ("gemma3n", "gemma4"),
-    ("deepseek", "dots1"),
+    ("gemma3n gemma3n_text", "gemma4"),
     (
-        "bailingmoe bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid",
-        "bailingmoe2",
+        "deepseek deepseek_v4 deepseek4 dots3_note dots3_note_text dots3note",
+        "deepseek2",
     ),
-    ("minimax-m3 minimax_m3_vl", "minimax-m2"),
-    ("cohere2moe cohere2_moe", "cohere2"),
+    ("bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid", "bailingmoe2"),
+    ("minimax-m3 minimax_m3_vl minimax_m3_vl_text", "minimax-m2"),
+    (
+        "mimo2 mimo_v2 mimo_v2_flash laguna step35 step3p5 inkling inkling_text smallthinker",
+        "glm4moe",
+    ),
+    ("hy_v4 hyv4", "hy_v3"),
+    ("ernie4_5_vl_moe ernie4_5_vl_moe_text", "ernie4_5-moe"),
+    ("grovemoe", "qwen3moe"),
+    ("doge diffllama hrm_text nanbeige llama-embed", "llama"),
+    ("plamo3", "gemma2"),
+    ("spark2_5", "lfm3"),
     ("exaone", "exaone4"),
     ("glm chatglm glm4v", "glm4"),
     ("internlm internlm2 baichuan xverse orion deci", "llama"),
@@ -28,8 +37,8 @@ const NEAREST: [(&str, &str); 15] = [
         "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon bloom codeshell",
         "gptneox",
     ),
-    ("olmo_hybrid flex_olmo", "olmo2"),
-    ("qwen qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
+    ("olmo_hybrid", "olmo2"),
+    ("qwen qwen4_exp qwen4_exp_text qwen4exp", "qwen3moe"),
 ];
 
 /// The nearest family that is supported.
@@ -55,25 +64,31 @@ impl Architecture {
                 | Self::Olmo
                 | Self::GptNeoX
                 | Self::Mpt
+                | Self::Jais2
         )
     }
 
     /// Whether norms have no weights.
     pub(crate) fn has_bare_norms(self) -> bool {
-        self == Self::Olmo
+        matches!(self, Self::Olmo | Self::NanoChat)
+    }
+
+    /// Whether tokens' rows of the embedding are normalised, as outputs are: without weights.
+    pub(crate) fn normalises_embedding(self) -> bool {
+        self == Self::NanoChat
     }
 
     /// Whether blocks' outputs are normalised too.
     pub(crate) fn has_output_norms(self) -> bool {
         matches!(
             self,
-            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe | Self::Lfm3
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe | Self::Lfm3 | Self::HyperClovaX
         ) || !self.has_input_norms()
     }
 
     /// Whether a file that lacks norms of blocks' outputs is damaged.
     pub(crate) fn needs_output_norms(self) -> bool {
-        matches!(self, Self::Glm4 | Self::Afmoe | Self::Lfm3)
+        matches!(self, Self::Glm4 | Self::Afmoe | Self::Lfm3 | Self::HyperClovaX)
     }
 
     /// Whether a file that lacks norms of queries and keys is damaged.
@@ -81,14 +96,21 @@ impl Architecture {
         self.has_delta_nets()
             || matches!(
                 self,
-                Self::Lfm3 | Self::BailingMoe2 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe
+                Self::Lfm3
+                    | Self::BailingMoe2
+                    | Self::Dots1
+                    | Self::MiniMaxM2
+                    | Self::Afmoe
+                    | Self::ExaoneMoe
+                    | Self::HyV3
+                    | Self::Maincoder
             )
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
     pub(crate) fn is_parallel(self) -> Option<bool> {
         match self {
-            Self::Cohere | Self::Cohere2 | Self::Phi2 => Some(true),
+            Self::Cohere | Self::Cohere2 | Self::Cohere2Moe | Self::Phi2 => Some(true),
             Self::StableLm | Self::GptNeoX => None,
             _ => Some(false),
         }
@@ -117,7 +139,7 @@ impl Architecture {
     pub(crate) fn has_latent_attention(self) -> bool {
         matches!(
             self,
-            Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4 | Self::KimiLinear
+            Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4 | Self::KimiLinear | Self::AxK1
         )
     }
 
@@ -147,6 +169,9 @@ impl Architecture {
                 | Self::Arcee
                 | Self::Cohere
                 | Self::Cohere2
+                | Self::Cohere2Moe
+                | Self::BailingMoe
+                | Self::Maincoder
                 | Self::Olmo
         ) || self.is_granite()
     }
@@ -155,7 +180,7 @@ impl Architecture {
     pub(crate) fn is_rearranged_in_gguf(self) -> bool {
         matches!(
             self,
-            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm
+            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm | Self::BailingMoe
         ) || self.is_granite()
     }
 
@@ -191,6 +216,13 @@ impl Architecture {
                 | Self::Afmoe
                 | Self::ExaoneMoe
                 | Self::MiniCpm
+                | Self::HyV3
+                | Self::Cohere2Moe
+                | Self::GraniteSwa
+                | Self::HyperClovaX
+                | Self::BailingMoe
+                | Self::Maincoder
+                | Self::NanoChat
         ) || self.has_latent_attention()
             || self.has_layer_norms()
     }
@@ -204,6 +236,11 @@ impl ModelConfig {
             architecture if architecture.has_gated_attention() => self.query_size(),
             _ => 0,
         }
+    }
+
+    /// Whether what a layer's feed-forward block gives is left as it is, whatever the file has: A.X K1's but for experts.
+    pub(crate) fn leaves_ffn_output(&self, layer: usize) -> bool {
+        self.architecture == Architecture::AxK1 && !self.has_experts(layer)
     }
 
     /// Whether one norm is read by a layer's attention and its feed-forward block.

@@ -60,6 +60,10 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::ExaoneMoe
             | Architecture::Mistral4
             | Architecture::KimiLinear
+            | Architecture::HyV3
+            | Architecture::Cohere2Moe
+            | Architecture::GraniteSwa
+            | Architecture::BailingMoe
     )
 }
 
@@ -81,7 +85,11 @@ impl Keys<'_> {
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH | Architecture::Deepseek2
+            Architecture::Llama
+            | Architecture::GraniteHybrid
+            | Architecture::GraniteSwa
+            | Architecture::NemotronH
+            | Architecture::Deepseek2
                 if count == 0 =>
             {
                 return Ok(None);
@@ -135,7 +143,9 @@ impl Keys<'_> {
             | Architecture::MiniMaxM2
             | Architecture::Afmoe
             | Architecture::ExaoneMoe
-            | Architecture::KimiLinear => 2,
+            | Architecture::KimiLinear
+            | Architecture::HyV3
+            | Architecture::Cohere2Moe => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };
@@ -183,6 +193,10 @@ impl Keys<'_> {
         let told = self.optional_size("expert_shared_feed_forward_length")?;
         experts.shared_size = told.or(by_count).unwrap_or(by_family);
         experts.weighs_inputs = architecture == Architecture::Llama4;
+        if architecture == Architecture::Cohere2Moe {
+            experts.is_renormalised |= experts.rating == Rating::Softmax; // of the chosen alone
+            experts.average();
+        }
         experts.is_shared_gated = architecture == Architecture::Qwen2Moe || architecture.has_delta_nets();
         let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
         experts.dense_size = if has_dense {

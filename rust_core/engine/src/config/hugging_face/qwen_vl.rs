@@ -41,7 +41,7 @@ const QWEN35_MOE: Family = Family {
     ..QWEN35
 };
 
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family {
         name: "qwen2_vl",
         text: "qwen2",
@@ -57,6 +57,12 @@ const FAMILIES: [Family; 7] = [
     Family {
         name: "qwen3_vl",
         text: "qwen3",
+        base: 500_000.0,
+        is_interleaved: true,
+    },
+    Family {
+        name: "qwen3_vl_moe",
+        text: "qwen3_moe",
         base: 500_000.0,
         is_interleaved: true,
     },
@@ -116,7 +122,7 @@ pub(super) fn merged(config: &Map<String, Value>) -> Map<String, Value> {
 fn num_frequencies(family: &Family, text: &Map<String, Value>) -> u64 {
     let size = |key: &str| text.get(key).and_then(Value::as_u64);
     let share = || Some(size("hidden_size")? / size("num_attention_heads")?.max(1));
-    let by_family = if family.text == "qwen3" {
+    let by_family = if family.text.starts_with("qwen3") {
         Some(super::QWEN3_HEAD_DIM as u64)
     } else {
         share()
