@@ -219,6 +219,12 @@ FAMILIES: dict[str, Family] = {
         published={"architectures": ["Ministral3ForCausalLM"]}, peer_differs=_GROWTH
     ),
     "falcon_h1": _hybrid("falcon_h1", "falcon-h1", head_dim=32),
+    "hy_v3": _sparse("hy_v3", "hunyuan-dense"),
+    "jais2": _sparse("jais2", "jais-2"),
+    "granite_swa": _sparse("granite_swa", "dbrx")._replace(published={"no_rope_layers": [0, 1, 0, 1]}),
+    "granitemoe_swa": _sparse("granitemoe_swa", "dbrx"),
+    "cohere2_moe": _sparse("cohere2_moe", "cohere2moe"),
+    "iquestcoder": _sparse("iquestcoder", SENTENCEPIECE),
 }
 
 

@@ -68,7 +68,8 @@ def _converter() -> Any:
         pytest.skip(f"{SOURCE} is not here; `make converter` fetches it")
     if str(SOURCE) not in sys.path:
         sys.path[:0] = [str(SOURCE), str(SOURCE / "gguf-py")]
-        sys.modules.pop("gguf", None)  # that of the oracle's packages is older
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+            del sys.modules[name]  # that of the oracle's packages is older
     logging.getLogger("hf-to-gguf").setLevel(logging.WARNING)
     logging.getLogger("gguf").setLevel(logging.WARNING)
     return importlib.import_module("conversion")

@@ -37,6 +37,11 @@ _JOINED: Shapes = {
 }
 _BARE: Shapes = {"ffn_up.weight": (HIDDEN, FFN), "ffn_down.weight": (FFN, HIDDEN)}
 _NORM: Shapes = {"ffn_norm.weight": (HIDDEN,)}
+_STACKS: Shapes = {
+    "ffn_gate_exps.weight": (HIDDEN, FFN, 3),
+    "ffn_up_exps.weight": (HIDDEN, FFN, 3),
+    "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+}
 LAYER: dict[str, Shapes] = {
     "glm4": {
         **_ATTENTION,
@@ -62,8 +67,52 @@ LAYER: dict[str, Shapes] = {
     "gptneox": {**_JOINED, **_NORM, **_BARE},
     "command-r": {**_ATTENTION, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
     "apertus": {**_ATTENTION, **_NORM, **_BARE},
+    "jais2": {**_ATTENTION, **_NORM, **_BARE, "attn_norm.bias": (HIDDEN,), "attn_output.bias": (HIDDEN,)},
+    "maincoder": {
+        **_ATTENTION,
+        **_NORM,
+        **_BARE,
+        "ffn_gate.weight": (HIDDEN, FFN),
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+    },
+    "hy_v3": {
+        **_ATTENTION,
+        **_NORM,
+        **_STACKS,
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "exp_probs_b": (3,),
+        "ffn_gate_shexp.weight": (HIDDEN, 48),
+        "ffn_up_shexp.weight": (HIDDEN, 48),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
+    "cohere2moe": {
+        **_ATTENTION,
+        **_STACKS,
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "ffn_gate_shexp.weight": (HIDDEN, 48),
+        "ffn_up_shexp.weight": (HIDDEN, 48),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
+    "granite_swa": {
+        **_ATTENTION,
+        **_NORM,
+        "attn_sinks.weight": (HEADS,),
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "ffn_gate_up_exps.weight": (HIDDEN, 2 * FFN, 3),
+        "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+        "ffn_up_shexp.weight": (HIDDEN, 96),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
 }
 _EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
+_SHARED: dict[str, object] = {**_EXPERTS, "expert_shared_feed_forward_length": 48}
+_WINDOW: dict[str, object] = {
+    "attention__sliding_window": 24,
+    "attention__sliding_window_pattern": [False, True],
+}
 _ROTARY: dict[str, object] = {"rope__dimension_count": 16}
 _LLAMA: Shapes = {f"blk.{layer}.ffn_norm.weight": (HIDDEN,) for layer in range(LAYERS)}
 _KEYS: dict[str, dict[str, object]] = {
@@ -75,6 +124,11 @@ _KEYS: dict[str, dict[str, object]] = {
     "gptneox": _ROTARY,
     "command-r": {"logit_scale": 0.5},
     "apertus": {"attention__layer_norm_rms_epsilon": 1e-5},
+    "jais2": {},
+    "maincoder": {"attention__layer_norm_rms_epsilon": 1e-5},
+    "hy_v3": {**_SHARED, "attention__layer_norm_rms_epsilon": 1e-5},
+    "cohere2moe": {**_SHARED, **_WINDOW, "logit_scale": 0.5},
+    "granite_swa": {**_SHARED, **_WINDOW, "attention__layer_norm_rms_epsilon": 1e-5},
 }
 CURVES = {f"xielu.{name}": [value] * LAYERS for name, value in (("alpha_p", 0.2), ("alpha_n", -0.9), ("beta", 0.5))}
 CURVES |= {"xielu.eps": [-1e-6] * LAYERS}
@@ -227,6 +281,10 @@ _CONFIG: dict[str, object] = {
 }
 
 
+_FEW: dict[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
+_SMALL: dict[str, object] = {**_FEW, "moe_intermediate_size": 32}
+
+
 def folder_of(path: Path, changes: dict[str, object], shapes: Shapes) -> Path:
     """Write a configuration with changes, and tensors of zeros; return the folder."""
     (path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
@@ -280,6 +338,33 @@ def matrices_of(family: str) -> Shapes:
         ),
         ({"model_type": "nemotron", "partial_rotary_factor": 1.5, "hidden_act": "relu2"}, "are rotated"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
+        ({"model_type": "gemma3n_text"}, "the nearest that is supported is gemma4"),
+        ({"model_type": "mimo_v2_flash"}, "the nearest that is supported is glm4moe"),
+        ({"model_type": "hy_v3", **_SMALL, "route_norm": False}, "'route_norm' is not implemented"),
+        (
+            {"model_type": "hy_v3", **_SMALL, "mlp_layer_types": ["wide"] * 2},
+            "'mlp_layer_types' must have dense or sparse",
+        ),
+        ({"model_type": "cohere2_moe", **_FEW, "expert_selection_fn": "tanh"}, "expected softmax or sigmoid"),
+        (
+            {"model_type": "cohere2_moe", **_FEW, "shared_expert_combination_strategy": "gated"},
+            "'shared_expert_combination_strategy' \"gated\" is not implemented here; expected average or sum",
+        ),
+        ({"model_type": "hyperclovax", "use_post_norm": False}, "'use_post_norm' is not implemented"),
+        ({"model_type": "granite_swa", "layer_rope_theta": [1e4]}, "'layer_rope_theta' must have a number from 0 up"),
+        (
+            {"model_type": "granite_swa", "layer_rope_theta": [1e4, -1]},
+            "'layer_rope_theta' must have a number from 0 up",
+        ),
+        (
+            {"model_type": "granite_swa", "layer_types": ["full_attention"] * 2, "layer_rope_theta": [1e4, 5e4]},
+            "'layer_rope_theta' differs between layers of one of 'layer_types'",
+        ),
+        ({"model_type": "cwm"}, "config.json lacks 'rope_parameters'"),
+        (
+            {"model_type": "nanochat", "hidden_act": "relu2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "a rope scaling is not implemented for nanochat",
+        ),
     ],
 )
 def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
@@ -293,7 +378,7 @@ def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
     "family",
     [
         *("gemma", "glm4", "arcee", "granitemoe", "granitemoeshared", "minimax_m2", "cohere", "phi", "stablelm"),
-        *("nemotron", "olmo", "gpt_neox", "internlm3", "minicpm"),
+        *("nemotron", "olmo", "gpt_neox", "internlm3", "minicpm", "jais2", "nanochat", "hyperclovax", "iquestcoder"),
     ],
 )
 def test_windows_of_families_without_any_are_refused(family: str, tmp_path: Path) -> None:
@@ -354,6 +439,15 @@ _EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_in
             {"residual_scale": 1.0, "logit_divisor": 1.0},
         ),
         ({"model_type": "exaone_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 2.5}),
+        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5}),
+        ({"model_type": "cohere2_moe", **_FEW, "num_shared_experts": 2}, {"weight_scale": 0.5, "norm_epsilon": 1e-5}),
+        (
+            {"model_type": "cohere2_moe", **_FEW, "first_k_dense_replace": 1},
+            {"weight_scale": 1.0, "windows": [None, 4096], "rotates": [True, True]},
+        ),
+        ({"model_type": "granite_swa"}, {"windows": [None, 128], "rotates": [True, True]}),
+        ({"model_type": "granite_swa", "layer_rope_theta": [0, 5e3]}, {"rotates": [False, True]}),
+        ({"model_type": "hyperclovax", "logits_scaling": 4.0}, {"logit_divisor": 0.25}),
         ({"model_type": "glm4_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 1.0}),
         ({"model_type": "hunyuan_v1_dense", "use_mixed_mlp_moe": False, "moe_layer_num_skipped": 2}, {"base": 1e4}),
     ],

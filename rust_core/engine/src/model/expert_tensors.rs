@@ -46,20 +46,22 @@ impl Loader<'_> {
     /// Where an expert's matrix is: in a tensor of its own, or in one of all experts.
     fn expert_place(&self, layer: usize, part: Part, expert: usize) -> Place {
         let stacked = self.names.stacked_expert(layer, part, expert, self.config);
-        // Granite has no others in folders.
-        let has_no_others = self.config.architecture.is_granite() && matches!(self.file, ModelFile::Safetensors(_));
-        let is_meant = |name: &str| has_no_others || !matches!(self.file.find_tensor(name), Ok(None));
-        let stacked = stacked.filter(|(place, _)| is_meant(&place.name));
+        let stacked = stacked.filter(|(place, _)| self.is_meant(&place.name));
         match stacked {
             Some((place, _)) => place,
             None => self.names.expert(layer, part, expert, self.config),
         }
     }
 
+    /// Whether experts are looked for in a tensor of all: where there is one, or always, as Granite has no others.
+    fn is_meant(&self, name: &str) -> bool {
+        self.config.architecture.is_granite() || !matches!(self.file.find_tensor(name), Ok(None))
+    }
+
     /// Whether gates and ups of a layer's experts lie in one tensor.
     fn has_stacked(&self, layer: usize, part: Part) -> bool {
         let stacked = self.names.stacked_expert(layer, part, 0, self.config);
-        stacked.is_some_and(|(place, _)| !matches!(self.file.find_tensor(&place.name), Ok(None)))
+        stacked.is_some_and(|(place, _)| self.is_meant(&place.name))
     }
 
     /// Refuses a tensor of all experts that has not a matrix of the right size for each.
@@ -83,11 +85,20 @@ impl Loader<'_> {
         };
         let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
         let has_them = match self.config.architecture {
-            Architecture::Qwen3Moe => self.file.find_tensor(&format!("{block}.gate_up_proj"))?.is_some(),
+            Architecture::Qwen3Moe => self.are_turned(&block)?,
             architecture => architecture.has_packed_experts(),
         };
         let packed = has_them.then(|| PackedExperts::find(self.file, &block, self.config));
         packed.transpose()
+    }
+
+    /// Whether the matrices of all experts have their inputs as rows, as published files have them; transformers' newer
+    /// ones have outputs.
+    fn are_turned(&self, block: &str) -> Result<bool, ModelFileError> {
+        let config = self.config;
+        let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
+        let down = self.file.find_tensor(&format!("{block}.down_proj"))?;
+        Ok(down.is_some_and(|down| down.dims == [config.hidden_size, config.ffn_size, num_experts]))
     }
 
     fn shared(&self, layer: usize) -> Result<Option<Box<Shared>>, ModelFileError> {

@@ -199,7 +199,7 @@ impl Keys<'_> {
         }
         experts.is_shared_gated = architecture == Architecture::Qwen2Moe || architecture.has_delta_nets();
         let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
-        experts.dense_size = if has_dense {
+        experts.dense_size = if has_dense || architecture == Architecture::HyV3 {
             self.size("feed_forward_length")?
         } else {
             0
@@ -215,7 +215,8 @@ impl Keys<'_> {
         Ok(self.optional_size("interleave_moe_layer_step")?.unwrap_or(1).max(1))
     }
 
-    /// Which layers of a mixture have no experts: Jamba's files do not say, but that those have no router.
+    /// Which layers of a mixture have no experts: files of Jamba and Hunyuan 3 do not say, but that
+    /// those have no router, or a block.
     pub(super) fn dense_layers(
         &self,
         architecture: Architecture,
@@ -225,6 +226,11 @@ impl Keys<'_> {
         let num_layers = num_layers.min(MOST_LAYERS);
         if !has_experts {
             return Ok(vec![false; num_layers]);
+        }
+        if architecture == Architecture::HyV3 {
+            let down = |layer| format!("blk.{layer}.ffn_down.weight");
+            let layers = (0..num_layers).map(|layer| self.file.find_tensor(&down(layer)).is_some());
+            return Ok(layers.collect());
         }
         if architecture == Architecture::Jamba {
             let router = |layer| format!("blk.{layer}.ffn_gate_inp.weight");

@@ -15,6 +15,9 @@ const OF_PICTURES: &str =
 /// What says how positions of three numbers turn a head.
 const OF_SECTIONS: [&str; 2] = ["mrope_section", "mrope_interleaved"];
 
+/// Qwen3-VL with experts, whose weights are always divided by their sum.
+const QWEN3_VL_MOE: &str = "qwen3_vl_moe";
+
 /// A family of pictures and text.
 struct Family {
     name: &'static str,
@@ -61,7 +64,7 @@ const FAMILIES: [Family; 8] = [
         is_interleaved: true,
     },
     Family {
-        name: "qwen3_vl_moe",
+        name: QWEN3_VL_MOE,
         text: "qwen3_moe",
         base: 500_000.0,
         is_interleaved: true,
@@ -96,6 +99,10 @@ pub(super) fn text_half(config: &Map<String, Value>) -> Result<Option<Map<String
         text.insert("rope_theta".to_owned(), family.base.into());
     }
     let num_frequencies = num_frequencies(family, &text);
+    if family.name == QWEN3_VL_MOE {
+        text.insert("norm_topk_prob".to_owned(), true.into());
+        text.insert("head_dim".to_owned(), (2 * num_frequencies).into());
+    }
     for key in ["rope_parameters", "rope_scaling"] {
         if let Some(rope) = text.get_mut(key).and_then(Value::as_object_mut) {
             take_sections(family, rope, num_frequencies)?;
@@ -122,7 +129,7 @@ pub(super) fn merged(config: &Map<String, Value>) -> Map<String, Value> {
 fn num_frequencies(family: &Family, text: &Map<String, Value>) -> u64 {
     let size = |key: &str| text.get(key).and_then(Value::as_u64);
     let share = || Some(size("hidden_size")? / size("num_attention_heads")?.max(1));
-    let by_family = if family.text.starts_with("qwen3") {
+    let by_family = if family.text == "qwen3" {
         Some(super::QWEN3_HEAD_DIM as u64)
     } else {
         share()

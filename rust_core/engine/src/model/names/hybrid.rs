@@ -26,9 +26,11 @@ impl Names {
                 "block_sparse_moe.experts.gate_up_proj",
                 "block_sparse_moe.experts.down_proj",
             ],
-            Architecture::Qwen3Next | Architecture::Qwen35Moe | Architecture::Mistral4 | Architecture::HyV3 => {
-                ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-            }
+            Architecture::Qwen3Next
+            | Architecture::Qwen3Moe
+            | Architecture::Qwen35Moe
+            | Architecture::Mistral4
+            | Architecture::HyV3 => ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
             Architecture::GraniteHybrid | Architecture::GraniteMoe => [
                 "block_sparse_moe.input_linear.weight",
                 "block_sparse_moe.output_linear.weight",
