@@ -174,6 +174,14 @@ pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, Mo
     }
 }
 
+/// Whether Qwen3's experts lie in tensors of all of a layer's, as its models of pictures have them in folders.
+pub fn has_joined_experts(file: &ModelFile, config: &ModelConfig) -> bool {
+    let names = Names::of(file);
+    let block = names.whole(0, "(none)", names.packed_experts(config)).name;
+    let joined = file.find_tensor(&format!("{block}.down_proj"));
+    config.architecture == Architecture::Qwen3Moe && matches!(joined, Ok(Some(_)))
+}
+
 /// The tensor of a decoder that GGUF files call `name`, if the file has it.
 pub fn find<'a>(
     file: &'a ModelFile,
