@@ -107,6 +107,8 @@ LAYER: dict[str, Shapes] = {
         "ffn_down_shexp.weight": (48, HIDDEN),
     },
 }
+_SLOW = {"jais2", "maincoder", "cohere2moe"}
+"""Compared where there is time: what they have of their own, the others have too."""
 _EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
 _SHARED: dict[str, object] = {**_EXPERTS, "expert_shared_feed_forward_length": 48}
 _WINDOW: dict[str, object] = {
@@ -199,7 +201,9 @@ def test_a_curve_may_be_one_for_all_layers(tmp_path: Path) -> None:
     assert engine_logits(other, TOKENS) != each
 
 
-@pytest.mark.parametrize("family", LAYER)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in LAYER]
+)
 def test_every_tensor_of_a_layer_is_needed_in_its_size(family: str, tmp_path: Path) -> None:
     """A file that lacks a tensor of the last layer, but a bias, or has it larger, is refused by that tensor's name."""
     whole = tensors(family)
@@ -446,6 +450,15 @@ _EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_in
             {"weight_scale": 1.0, "windows": [None, 4096], "rotates": [True, True]},
         ),
         ({"model_type": "granite_swa"}, {"windows": [None, 128], "rotates": [True, True]}),
+        (
+            {"model_type": "cwm", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            {"windows": [None, 8192], "base": 1e6, "norm_epsilon": 1e-5},
+        ),
+        (
+            {"model_type": "vaultgemma", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16},
+            {"windows": [4096, None]},
+        ),
+        ({"model_type": "ministral"}, {"windows": [4096, 4096]}),
         ({"model_type": "granite_swa", "layer_rope_theta": [0, 5e3]}, {"rotates": [False, True]}),
         ({"model_type": "hyperclovax", "logits_scaling": 4.0}, {"logit_divisor": 0.25}),
         ({"model_type": "glm4_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 1.0}),
@@ -474,6 +487,50 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
+
+
+def _axk1() -> tuple[dict[str, object], Shapes]:
+    """A.X K1 of one layer without experts and one with three: its configuration and tensors."""
+    dims = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    about: dict[str, object] = {**dims, "model_type": "axk1", "num_key_value_heads": 4, "n_routed_experts": 3}
+    about |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    attention: Shapes = {
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "post_mlp_layernorm"), (64,)),
+        **dict.fromkeys(("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"), (16,)),
+        "self_attn.q_a_proj": (16, 64),
+        "self_attn.q_b_proj": (128, 16),
+        "self_attn.kv_a_proj_with_mqa": (32, 64),
+        "self_attn.kv_b_proj": (128, 16),
+        "self_attn.o_proj": (64, 64),
+    }
+
+    def gated(name: str, size: int) -> Shapes:
+        return {f"{name}.gate_proj": (size, 64), f"{name}.up_proj": (size, 64), f"{name}.down_proj": (64, size)}
+
+    experts = [gated(f"mlp.{name}", 32) for name in ("shared_experts", *(f"experts.{expert}" for expert in range(3)))]
+    blocks = [gated("mlp", FFN), {"mlp.gate": (3, 64)}]
+    for expert in experts:
+        blocks[1] |= expert
+    layers = {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer, block in enumerate(blocks)
+        for name, shape in (attention | block).items()
+    }
+    around: Shapes = {"model.embed_tokens.weight": (250, 64), "model.norm.weight": (64,), "lm_head.weight": (250, 64)}
+    return about, around | layers
+
+
+def test_a_norm_after_experts_is_needed_where_there_are_some(tmp_path: Path) -> None:
+    """A.X K1's files have one in layers without experts too, which nothing reads, and no corrections of ratings."""
+    about, shapes = _axk1()
+    _rust.CpuModel.load(folder_of(tmp_path, about, shapes), threads=1, kv_bytes=1 << 20)
+    for layer, is_needed in ((0, False), (1, True)):
+        name = f"model.layers.{layer}.post_mlp_layernorm.weight"
+        folder = folder_of(tmp_path, about, {other: shape for other, shape in shapes.items() if other != name})
+        if is_needed:
+            assert f'"{name}" is missing' in said_of(folder)
+        else:
+            _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
 
 
 _LATENT_KEYS: dict[str, object] = {
