@@ -240,6 +240,12 @@ FAMILIES: dict[str, Family] = {
         published={"architectures": ["PhiMoEForCausalLM"]}, peer_differs=_IN_TURN
     ),
     **{name: _published(name) for name in classic_models.PUBLISHED},
+    "hy_v3": _sparse("hy_v3", "hunyuan-dense"),
+    "jais2": _sparse("jais2", "jais-2"),
+    "granite_swa": _sparse("granite_swa", "dbrx")._replace(published={"no_rope_layers": [0, 1, 0, 1]}),
+    "granitemoe_swa": _sparse("granitemoe_swa", "dbrx"),
+    "cohere2_moe": _sparse("cohere2_moe", "cohere2moe"),
+    "iquestcoder": _sparse("iquestcoder", SENTENCEPIECE),
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support import newer_models
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": 250,
     "hidden_size": 64,
@@ -168,6 +170,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+CONFIGS |= newer_models.CONFIGS
 """What is peculiar to each family is in its configuration; 500 positions pass windows."""
 
 SLOW_FOLDERS = {
@@ -175,10 +178,12 @@ SLOW_FOLDERS = {
     *("nemotron", "olmo", "gpt_neox, in turn", "solar_open", "minicpm3, as published"),
     "granite, as MiniCPM",
     "glm4_moe, as Ling",
+    *newer_models.SLOW_FOLDERS,
 }
 SLOW_FILES = {
     *("gemma", "glm4", "granitemoe", "minimax_m2", "cohere", "starcoder2", "stablelm", "olmo", "gpt_neox", "arcee"),
     *("exaone_moe", "solar_open"),
+    *newer_models.SLOW_FILES,
 }
 """Compared where there is time: what they have of their own, the others have too."""
 
@@ -354,6 +359,7 @@ KEYS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
 }
+KEYS |= newer_models.KEYS
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 
 _NAMES = {
@@ -379,7 +385,7 @@ _NAMES = {
 CURVE = "mlp.act_fn"
 """What Apertus's layers have the numbers of their activation's curve under."""
 _OF_EXPERTS = {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
-_REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared", "granite, as MiniCPM"}
+_REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared", "granite, as MiniCPM", *newer_models.REARRANGED}
 ADDED_TO_NORMS = {"gemma", "nemotron"}
 """Families to whose norms' weights llama.cpp's converter adds one."""
 
@@ -389,6 +395,9 @@ def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any)
     last = part.rpartition(".")[2]
     if part == CURVE:
         return {}
+    newer = newer_models.as_llama_cpp_has_it(name, block, part, end, values)
+    if newer is not None:
+        return newer
     if part in _NAMES:
         return {f"{block}.{_NAMES[part]}.{end}": values}
     if last in _OF_EXPERTS:

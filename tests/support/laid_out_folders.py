@@ -24,7 +24,7 @@ DESCRIBED = (
         "granitemoeshared",
     ),
     *("dots1", "minimax_m2", "phi", "stablelm", "stablelm, parallel", "nemotron", "olmo", "gpt_neox", "afmoe"),
-    *("exaone_moe", "solar_open", "mistral4", "minicpm3", "mellum", "youtu"),
+    *("exaone_moe", "solar_open", "mistral4", "minicpm3", "mellum", "youtu", "jais2", "iquestcoder", "hy_v3"),
 )
 LAID_OUT = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4, 31B", "gemma4, E2B", "gemma4, 26B-A4B", "gpt_oss"),
@@ -35,7 +35,7 @@ LAID_OUT = (
 """Of `FAMILIES`, what it calls them."""
 SLOW = {
     *("ernie4_5", "cohere2", "gemma", "arcee", "internlm3", "granitemoe", "dots1", "stablelm", "exaone_moe"),
-    *("solar_open", "glm"),
+    *("solar_open", "glm", "jais2", "iquestcoder"),
 }
 """Read back where there is time: what they have of their own, the others have too."""
 _BYTES, _MERGED = "gpt-2", "gemma4"

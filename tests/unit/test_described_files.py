@@ -37,6 +37,11 @@ _JOINED: Shapes = {
 }
 _BARE: Shapes = {"ffn_up.weight": (HIDDEN, FFN), "ffn_down.weight": (FFN, HIDDEN)}
 _NORM: Shapes = {"ffn_norm.weight": (HIDDEN,)}
+_STACKS: Shapes = {
+    "ffn_gate_exps.weight": (HIDDEN, FFN, 3),
+    "ffn_up_exps.weight": (HIDDEN, FFN, 3),
+    "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+}
 LAYER: dict[str, Shapes] = {
     "glm4": {
         **_ATTENTION,
@@ -75,8 +80,54 @@ LAYER: dict[str, Shapes] = {
         "ffn_up_exps.weight": (HIDDEN, FFN, 3),
         "ffn_down_exps.weight": (FFN, HIDDEN, 3),
     },
+    "jais2": {**_ATTENTION, **_NORM, **_BARE, "attn_norm.bias": (HIDDEN,), "attn_output.bias": (HIDDEN,)},
+    "maincoder": {
+        **_ATTENTION,
+        **_NORM,
+        **_BARE,
+        "ffn_gate.weight": (HIDDEN, FFN),
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+    },
+    "hy_v3": {
+        **_ATTENTION,
+        **_NORM,
+        **_STACKS,
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "exp_probs_b": (3,),
+        "ffn_gate_shexp.weight": (HIDDEN, 48),
+        "ffn_up_shexp.weight": (HIDDEN, 48),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
+    "cohere2moe": {
+        **_ATTENTION,
+        **_STACKS,
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "ffn_gate_shexp.weight": (HIDDEN, 48),
+        "ffn_up_shexp.weight": (HIDDEN, 48),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
+    "granite_swa": {
+        **_ATTENTION,
+        **_NORM,
+        "attn_sinks.weight": (HEADS,),
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "ffn_gate_up_exps.weight": (HIDDEN, 2 * FFN, 3),
+        "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+        "ffn_up_shexp.weight": (HIDDEN, 96),
+        "ffn_down_shexp.weight": (48, HIDDEN),
+    },
 }
+_SLOW = {"jais2", "maincoder", "cohere2moe"}
+"""Compared where there is time: what they have of their own, the others have too."""
 _EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
+_SHARED: dict[str, object] = {**_EXPERTS, "expert_shared_feed_forward_length": 48}
+_WINDOW: dict[str, object] = {
+    "attention__sliding_window": 24,
+    "attention__sliding_window_pattern": [False, True],
+}
 _ROTARY: dict[str, object] = {"rope__dimension_count": 16}
 _LLAMA: Shapes = {f"blk.{layer}.ffn_norm.weight": (HIDDEN,) for layer in range(LAYERS)}
 _KEYS: dict[str, dict[str, object]] = {
@@ -94,6 +145,11 @@ _KEYS: dict[str, dict[str, object]] = {
     "chatglm": {**_ROTARY, "attention__layer_norm_rms_epsilon": 1e-5},
     "qwen": {"feed_forward_length": 2 * FFN, "attention__layer_norm_rms_epsilon": 1e-5},
     "phimoe": {**_EXPERTS, "attention__layer_norm_rms_epsilon": 1e-5},
+    "jais2": {},
+    "maincoder": {"attention__layer_norm_rms_epsilon": 1e-5},
+    "hy_v3": {**_SHARED, "attention__layer_norm_rms_epsilon": 1e-5},
+    "cohere2moe": {**_SHARED, **_WINDOW, "logit_scale": 0.5},
+    "granite_swa": {**_SHARED, **_WINDOW, "attention__layer_norm_rms_epsilon": 1e-5},
 }
 _BEFORE_LAYERS: dict[str, Shapes] = {
     "bloom": {"token_embd_norm.weight": (HIDDEN,), "token_embd_norm.bias": (HIDDEN,)},
@@ -169,7 +225,9 @@ def test_a_curve_may_be_one_for_all_layers(tmp_path: Path) -> None:
     assert engine_logits(other, TOKENS) != each
 
 
-@pytest.mark.parametrize("family", LAYER)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in LAYER]
+)
 def test_every_tensor_of_a_layer_is_needed_in_its_size(family: str, tmp_path: Path) -> None:
     """A file that lacks a tensor of the last layer, but a bias, or has it larger, is refused by that tensor's name."""
     whole = tensors(family)
@@ -285,6 +343,10 @@ _CONFIG: dict[str, object] = {
 }
 
 
+_FEW: dict[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
+_SMALL: dict[str, object] = {**_FEW, "moe_intermediate_size": 32}
+
+
 def folder_of(path: Path, changes: dict[str, object], shapes: Shapes) -> Path:
     """Write a configuration with changes, and tensors of zeros; return the folder."""
     (path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
@@ -365,6 +427,33 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "phimoe", **_TWO_OF_THREE, "num_experts_per_tok": 3}, "experts of a token are 3; expected 2"),
         ({"model_type": "baichuan"}, "not implemented for folders of safetensors; take the model as a GGUF file"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
+        ({"model_type": "gemma3n_text"}, "the nearest that is supported is gemma4"),
+        ({"model_type": "mimo_v2_flash"}, "the nearest that is supported is glm4moe"),
+        ({"model_type": "hy_v3", **_SMALL, "route_norm": False}, "'route_norm' is not implemented"),
+        (
+            {"model_type": "hy_v3", **_SMALL, "mlp_layer_types": ["wide"] * 2},
+            "'mlp_layer_types' must have dense or sparse",
+        ),
+        ({"model_type": "cohere2_moe", **_FEW, "expert_selection_fn": "tanh"}, "expected softmax or sigmoid"),
+        (
+            {"model_type": "cohere2_moe", **_FEW, "shared_expert_combination_strategy": "gated"},
+            "'shared_expert_combination_strategy' \"gated\" is not implemented here; expected average or sum",
+        ),
+        ({"model_type": "hyperclovax", "use_post_norm": False}, "'use_post_norm' is not implemented"),
+        ({"model_type": "granite_swa", "layer_rope_theta": [1e4]}, "'layer_rope_theta' must have a number from 0 up"),
+        (
+            {"model_type": "granite_swa", "layer_rope_theta": [1e4, -1]},
+            "'layer_rope_theta' must have a number from 0 up",
+        ),
+        (
+            {"model_type": "granite_swa", "layer_types": ["full_attention"] * 2, "layer_rope_theta": [1e4, 5e4]},
+            "'layer_rope_theta' differs between layers of one of 'layer_types'",
+        ),
+        ({"model_type": "cwm"}, "config.json lacks 'rope_parameters'"),
+        (
+            {"model_type": "nanochat", "hidden_act": "relu2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "a rope scaling is not implemented for nanochat",
+        ),
     ],
 )
 def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
@@ -378,7 +467,7 @@ def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
     "family",
     [
         *("gemma", "glm4", "arcee", "granitemoe", "granitemoeshared", "minimax_m2", "cohere", "phi", "stablelm"),
-        *("nemotron", "olmo", "gpt_neox", "internlm3", "minicpm"),
+        *("nemotron", "olmo", "gpt_neox", "internlm3", "minicpm", "jais2", "nanochat", "hyperclovax", "iquestcoder"),
     ],
 )
 def test_windows_of_families_without_any_are_refused(family: str, tmp_path: Path) -> None:
@@ -439,6 +528,24 @@ _EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_in
             {"residual_scale": 1.0, "logit_divisor": 1.0},
         ),
         ({"model_type": "exaone_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 2.5}),
+        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5}),
+        ({"model_type": "cohere2_moe", **_FEW, "num_shared_experts": 2}, {"weight_scale": 0.5, "norm_epsilon": 1e-5}),
+        (
+            {"model_type": "cohere2_moe", **_FEW, "first_k_dense_replace": 1},
+            {"weight_scale": 1.0, "windows": [None, 4096], "rotates": [True, True]},
+        ),
+        ({"model_type": "granite_swa"}, {"windows": [None, 128], "rotates": [True, True]}),
+        (
+            {"model_type": "cwm", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            {"windows": [None, 8192], "base": 1e6, "norm_epsilon": 1e-5},
+        ),
+        (
+            {"model_type": "vaultgemma", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16},
+            {"windows": [4096, None]},
+        ),
+        ({"model_type": "ministral"}, {"windows": [4096, 4096]}),
+        ({"model_type": "granite_swa", "layer_rope_theta": [0, 5e3]}, {"rotates": [False, True]}),
+        ({"model_type": "hyperclovax", "logits_scaling": 4.0}, {"logit_divisor": 0.25}),
         ({"model_type": "glm4_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 1.0}),
         ({"model_type": "hunyuan_v1_dense", "use_mixed_mlp_moe": False, "moe_layer_num_skipped": 2}, {"base": 1e4}),
     ],
@@ -465,6 +572,50 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
+
+
+def _axk1() -> tuple[dict[str, object], Shapes]:
+    """A.X K1 of one layer without experts and one with three: its configuration and tensors."""
+    dims = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    about: dict[str, object] = {**dims, "model_type": "axk1", "num_key_value_heads": 4, "n_routed_experts": 3}
+    about |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    attention: Shapes = {
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "post_mlp_layernorm"), (64,)),
+        **dict.fromkeys(("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"), (16,)),
+        "self_attn.q_a_proj": (16, 64),
+        "self_attn.q_b_proj": (128, 16),
+        "self_attn.kv_a_proj_with_mqa": (32, 64),
+        "self_attn.kv_b_proj": (128, 16),
+        "self_attn.o_proj": (64, 64),
+    }
+
+    def gated(name: str, size: int) -> Shapes:
+        return {f"{name}.gate_proj": (size, 64), f"{name}.up_proj": (size, 64), f"{name}.down_proj": (64, size)}
+
+    experts = [gated(f"mlp.{name}", 32) for name in ("shared_experts", *(f"experts.{expert}" for expert in range(3)))]
+    blocks = [gated("mlp", FFN), {"mlp.gate": (3, 64)}]
+    for expert in experts:
+        blocks[1] |= expert
+    layers = {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer, block in enumerate(blocks)
+        for name, shape in (attention | block).items()
+    }
+    around: Shapes = {"model.embed_tokens.weight": (250, 64), "model.norm.weight": (64,), "lm_head.weight": (250, 64)}
+    return about, around | layers
+
+
+def test_a_norm_after_experts_is_needed_where_there_are_some(tmp_path: Path) -> None:
+    """A.X K1's files have one in layers without experts too, which nothing reads, and no corrections of ratings."""
+    about, shapes = _axk1()
+    _rust.CpuModel.load(folder_of(tmp_path, about, shapes), threads=1, kv_bytes=1 << 20)
+    for layer, is_needed in ((0, False), (1, True)):
+        name = f"model.layers.{layer}.post_mlp_layernorm.weight"
+        folder = folder_of(tmp_path, about, {other: shape for other, shape in shapes.items() if other != name})
+        if is_needed:
+            assert f'"{name}" is missing' in said_of(folder)
+        else:
+            _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
 
 
 _LATENT_KEYS: dict[str, object] = {

@@ -156,6 +156,8 @@ pub struct ModelConfig {
     pub context_length: usize,
     /// Epsilon of every norm.
     pub norm_epsilon: f32,
+    /// Whether norms of the stream are by mean and variance (`LayerNorm`), not by the root mean square.
+    pub has_layer_norms: bool,
     /// What a norm's stored weight lacks: 1 in Gemma's and Nemotron's safetensors, 0 elsewhere.
     pub norm_weight_offset: f32,
     /// Layout of rotary pairs.

@@ -508,6 +508,10 @@ impl Part<'_> {
         if config.embedding_scale != 1.0 {
             elementwise::scale(self.pass.isa, residual, config.embedding_scale);
         }
+        if config.architecture.normalises_embedding() {
+            let norm = &self.pass.weights.final_norm;
+            norm.apply_in_place(self.pass.isa, residual, config.norm_epsilon);
+        }
     }
 
     /// Adds what is learned of the token's position, and normalises the sum, in families that do so.

@@ -192,6 +192,14 @@ pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, Mo
     }
 }
 
+/// Whether Qwen3's experts lie in tensors of all of a layer's, as its models of pictures have them in folders.
+pub fn has_joined_experts(file: &ModelFile, config: &ModelConfig) -> bool {
+    let names = Names::of(file);
+    let block = names.whole(0, "(none)", names.packed_experts(config)).name;
+    let joined = file.find_tensor(&format!("{block}.down_proj"));
+    config.architecture == Architecture::Qwen3Moe && matches!(joined, Ok(Some(_)))
+}
+
 /// The tensor of a decoder that GGUF files call `name`, if the file has it.
 pub fn find<'a>(
     file: &'a ModelFile,
@@ -412,7 +420,11 @@ impl<'a> Loader<'a> {
             post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,
-            post_ffn_norm: output_norm(Part::PostFfnNorm)?,
+            post_ffn_norm: match config.architecture {
+                _ if config.leaves_ffn_output(layer) => None,
+                Architecture::AxK1 => Some(self.norm(&name(Part::PostFfnNorm).name, hidden)?),
+                _ => output_norm(Part::PostFfnNorm)?,
+            },
             separate_experts: self.separate_experts(layer)?,
             per_layer: self.per_layer(layer)?,
             scale: self.layer_scale(layer)?,

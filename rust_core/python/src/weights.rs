@@ -125,6 +125,7 @@ impl ModelConfig {
             is_cpu_only: config.query_growth.is_some()
                 || config.dual_chunks.is_some()
                 || num_recurrent_layers > 0
+                || model::has_joined_experts(file, config)
                 || config.architecture.is_cpu_only(),
             context_length: config.context_length,
             norm_epsilon: f64::from(config.norm_epsilon),

@@ -130,6 +130,24 @@ pub enum Architecture {
     MiniCpm3,
     /// Mistral Small 4: latent attention whose queries grow, experts beside one that all tokens share.
     Mistral4,
+    /// Hunyuan 3: experts by corrected sigmoids, attention with norms on each head.
+    HyV3,
+    /// Command A+ and North: as Command R7B, with experts.
+    Cohere2Moe,
+    /// Granite with windows and sinks, with experts or without.
+    GraniteSwa,
+    /// HyperCLOVA X Think: Granite's factors, norms before and after each block.
+    HyperClovaX,
+    /// Jais 2: `LayerNorm`, insides without a gate.
+    Jais2,
+    /// Ling and Ring before 2.0: experts beside those that all tokens share.
+    BailingMoe,
+    /// Maincoder: queries and keys are normalised after neighbours are rotated.
+    Maincoder,
+    /// nanochat: norms without weights, of the embedding too; heads turn the other way, then are normalised.
+    NanoChat,
+    /// A.X K1: DeepSeek-V3 with a norm after experts.
+    AxK1,
     /// T5, Flan-T5, MADLAD-400, mT5, UMT5: an encoder reads the prompt, the decoder attends to that.
     T5,
     /// Falcon: attention and feed-forward block beside each other, of whose keys and values there is one head or a few.
@@ -173,23 +191,24 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), mpt, falcon, bloom, chatglm (GLM-4 of 2024), gpt2, starcoder (gpt_bigcode), internlm2, xverse, baichuan, orion, refact, codeshell and qwen (GGUF), gptj, gpt_neo, codegen, opt and helium (safetensors), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, phimoe (Phi-3.5-MoE), mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), mpt, falcon, bloom, chatglm (GLM-4 of 2024), gpt2, starcoder (gpt_bigcode), internlm2, xverse, baichuan, orion, refact, codeshell and qwen (GGUF), gptj, gpt_neo, codegen, opt and helium (safetensors), minicpm, minicpm3, jais2, maincoder (GGUF), pangu-embedded (GGUF), paddleocr (GGUF), hyperclovax and nanochat (safetensors), ministral, cwm, iquestcoder, vaultgemma, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, granite_swa, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, phimoe (Phi-3.5-MoE), mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, hy_v3, granitemoe, bailingmoe and bailingmoe2 (Ling; GGUF), cohere2moe (Command A+), flex_olmo, dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, axk1 (A.X K1), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
-            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" | "internlm3" | "xverse" => Some(Self::Llama),
-            "qwen2" | "qwen2vl" => Some(Self::Qwen2),
+            "llama" | "mistral" | "mixtral" | "ministral" | "ministral3" | "mistral3" | "internlm3" | "xverse"
+            | "cwm" | "iquestcoder" => Some(Self::Llama),
+            "qwen2" | "qwen2vl" | "pangu-embedded" | "paddleocr" => Some(Self::Qwen2),
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma" => Some(Self::Gemma),
-            "gemma2" => Some(Self::Gemma2),
+            "gemma2" | "vaultgemma" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
             "gemma4" | "gemma4_text" => Some(Self::Gemma4),
             "phi3" => Some(Self::Phi3),
-            "olmo2" | "olmo3" => Some(Self::Olmo2),
+            "olmo2" | "olmo3" | "flex_olmo" => Some(Self::Olmo2),
             "smollm3" => Some(Self::SmolLm3),
-            "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
+            "qwen3moe" | "qwen3_moe" | "qwen3vlmoe" => Some(Self::Qwen3Moe),
             "mellum" => Some(Self::Mellum),
             "olmoe" => Some(Self::OlMoe),
             "lfm2" => Some(Self::Lfm2),
@@ -241,6 +260,15 @@ impl Architecture {
             "minicpm" => Some(Self::MiniCpm),
             "minicpm3" => Some(Self::MiniCpm3),
             "mistral4" => Some(Self::Mistral4),
+            "hy_v3" => Some(Self::HyV3),
+            "cohere2_moe" | "cohere2moe" => Some(Self::Cohere2Moe),
+            "granite_swa" | "granitemoe_swa" => Some(Self::GraniteSwa),
+            "hyperclovax" => Some(Self::HyperClovaX),
+            "jais2" => Some(Self::Jais2),
+            "bailingmoe" => Some(Self::BailingMoe),
+            "maincoder" => Some(Self::Maincoder),
+            "nanochat" => Some(Self::NanoChat),
+            "axk1" => Some(Self::AxK1),
             "t5" | "mt5" | "umt5" => Some(Self::T5),
             "falcon" => Some(Self::Falcon),
             "bloom" => Some(Self::Bloom),
@@ -327,6 +355,15 @@ impl Architecture {
             Self::MiniCpm => "minicpm",
             Self::MiniCpm3 => "minicpm3",
             Self::Mistral4 => "mistral4",
+            Self::HyV3 => "hy_v3",
+            Self::Cohere2Moe => "cohere2moe",
+            Self::GraniteSwa => "granite_swa",
+            Self::HyperClovaX => "hyperclovax",
+            Self::Jais2 => "jais2",
+            Self::BailingMoe => "bailingmoe",
+            Self::Maincoder => "maincoder",
+            Self::NanoChat => "nanochat",
+            Self::AxK1 => "axk1",
             Self::T5 => "t5",
             Self::Falcon => "falcon",
             Self::Bloom => "bloom",
@@ -355,7 +392,10 @@ impl Architecture {
 
     /// Whether it is one of Granite's: factors on embeddings, scores, blocks and logits.
     pub(crate) fn is_granite(self) -> bool {
-        matches!(self, Self::Granite | Self::GraniteHybrid | Self::GraniteMoe)
+        matches!(
+            self,
+            Self::Granite | Self::GraniteHybrid | Self::GraniteMoe | Self::GraniteSwa | Self::HyperClovaX
+        )
     }
 
     /// Whether blocks read the stream as it is: norms are of their outputs alone.
@@ -365,7 +405,10 @@ impl Architecture {
 
     /// Whether queries and keys are normalised after they are rotated, not before.
     pub fn is_norm_after_rope(self) -> bool {
-        matches!(self, Self::HunyuanDense | Self::HunyuanMoe | Self::Llama4)
+        matches!(
+            self,
+            Self::HunyuanDense | Self::HunyuanMoe | Self::Llama4 | Self::Maincoder | Self::NanoChat
+        )
     }
 
     /// Whether safetensors have a layer's experts in one tensor each of gates and ups, and of downs, transposed.
@@ -375,7 +418,7 @@ impl Architecture {
 
     /// Whether heads have sinks.
     pub fn has_sinks(self) -> bool {
-        self == Self::GptOss
+        matches!(self, Self::GptOss | Self::GraniteSwa)
     }
 
     /// Whether the norm of queries, and that of keys, is over all heads together.

@@ -302,6 +302,7 @@ impl Shape {
             is_output_tied: None,
             has_mtp: false,
             reads_both: false,
+            has_layer_norms: false,
         };
         config.check()
     }

@@ -37,6 +37,8 @@ pub struct Experts {
     pub shared_size: usize,
     /// Whether each token has a weight for that expert.
     pub is_shared_gated: bool,
+    /// Factor on what that expert gives.
+    pub shared_scale: f32,
     /// Width inside the feed-forward block of layers without experts; 0 where all have some.
     pub dense_size: usize,
 }
@@ -63,7 +65,15 @@ impl Experts {
             num_used_groups: 1,
             shared_size: 0,
             is_shared_gated: false,
+            shared_scale: 1.0,
             dense_size: 0,
+        }
+    }
+
+    /// Takes the mean of what routed and shared experts give, where there are any of these.
+    pub(super) fn average(&mut self) {
+        if self.shared_size > 0 {
+            (self.weight_scale, self.shared_scale) = (0.5 * self.weight_scale, 0.5);
         }
     }
 

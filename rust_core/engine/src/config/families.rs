@@ -10,25 +10,36 @@ const QUARTER: f64 = 0.25;
 const OPT_FIRST_POSITION: usize = 2;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 15] = [
+const NEAREST: [(&str, &str); 20] = [
     ("zamba zamba2 plamo2", "granitehybrid"),
-    ("dbrx grok jetmoe arctic", "llama"),
+    (
+        "dbrx grok jetmoe arctic internlm deci persimmon bitnet doge diffllama hrm_text nanbeige llama-embed",
+        "llama",
+    ),
     ("minicpm4 minicpmv4_6", "minicpm"),
     ("mistral_large4 longcat_flash", "deepseek2"),
-    ("gemma3n", "gemma4"),
-    ("deepseek", "dots1"),
+    ("gemma3n gemma3n_text", "gemma4"),
     (
-        "bailingmoe bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid",
-        "bailingmoe2",
+        "deepseek deepseek_v4 deepseek4 dots3_note dots3_note_text dots3note",
+        "deepseek2",
     ),
-    ("minimax-m3 minimax_m3_vl", "minimax-m2"),
-    ("cohere2moe cohere2_moe", "cohere2"),
+    ("bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid", "bailingmoe2"),
+    ("minimax-m3 minimax_m3_vl minimax_m3_vl_text", "minimax-m2"),
+    ("minimax_text_01 minimax_m1", "minimax-01"),
+    (
+        "mimo2 mimo_v2 mimo_v2_flash laguna step35 step3p5 inkling inkling_text smallthinker",
+        "glm4moe",
+    ),
+    ("hy_v4 hyv4", "hy_v3"),
+    ("ernie4_5_vl_moe ernie4_5_vl_moe_text", "ernie4_5-moe"),
+    ("grovemoe", "qwen3moe"),
+    ("plamo3", "gemma2"),
+    ("spark2_5", "lfm3"),
     ("exaone", "exaone4"),
     ("glm4v", "glm4"),
-    ("internlm deci persimmon bitnet", "llama"),
     ("xglm biogpt openai-gpt", "gpt2"),
-    ("olmo_hybrid flex_olmo", "olmo2"),
-    ("qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
+    ("olmo_hybrid", "olmo2"),
+    ("qwen4_exp qwen4_exp_text qwen4exp", "qwen3moe"),
 ];
 
 /// The nearest family that is supported.
@@ -54,6 +65,7 @@ impl Architecture {
                 | Self::Olmo
                 | Self::GptNeoX
                 | Self::Mpt
+                | Self::Jais2
                 | Self::Falcon
                 | Self::Bloom
                 | Self::PhiMoe
@@ -87,7 +99,15 @@ impl Architecture {
     pub(crate) fn is_of_folders(self) -> bool {
         matches!(
             self,
-            Self::Bamba | Self::GptJ | Self::GptNeo | Self::CodeGen | Self::Opt | Self::Helium
+            Self::Bamba
+                | Self::HyperClovaX
+                | Self::NanoChat
+                | Self::AxK1
+                | Self::GptJ
+                | Self::GptNeo
+                | Self::CodeGen
+                | Self::Opt
+                | Self::Helium
         )
     }
 
@@ -101,20 +121,25 @@ impl Architecture {
 
     /// Whether norms have no weights.
     pub(crate) fn has_bare_norms(self) -> bool {
-        self == Self::Olmo
+        matches!(self, Self::Olmo | Self::NanoChat)
+    }
+
+    /// Whether tokens' rows of the embedding are normalised, as outputs are: without weights.
+    pub(crate) fn normalises_embedding(self) -> bool {
+        self == Self::NanoChat
     }
 
     /// Whether blocks' outputs are normalised too.
     pub(crate) fn has_output_norms(self) -> bool {
         matches!(
             self,
-            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe | Self::Lfm3
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe | Self::Lfm3 | Self::HyperClovaX
         ) || !self.has_input_norms()
     }
 
     /// Whether a file that lacks norms of blocks' outputs is damaged.
     pub(crate) fn needs_output_norms(self) -> bool {
-        matches!(self, Self::Glm4 | Self::Afmoe | Self::Lfm3)
+        matches!(self, Self::Glm4 | Self::Afmoe | Self::Lfm3 | Self::HyperClovaX)
     }
 
     /// Whether a file that lacks norms of queries and keys is damaged.
@@ -122,14 +147,21 @@ impl Architecture {
         self.has_delta_nets()
             || matches!(
                 self,
-                Self::Lfm3 | Self::BailingMoe2 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe
+                Self::Lfm3
+                    | Self::BailingMoe2
+                    | Self::Dots1
+                    | Self::MiniMaxM2
+                    | Self::Afmoe
+                    | Self::ExaoneMoe
+                    | Self::HyV3
+                    | Self::Maincoder
             )
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
     pub(crate) fn is_parallel(self) -> Option<bool> {
         match self {
-            Self::Cohere | Self::Cohere2 | Self::Phi2 | Self::GptJ | Self::CodeGen => Some(true),
+            Self::Cohere | Self::Cohere2 | Self::Cohere2Moe | Self::Phi2 | Self::GptJ | Self::CodeGen => Some(true),
             Self::StableLm | Self::GptNeoX | Self::Falcon => None,
             _ => Some(false),
         }
@@ -158,7 +190,7 @@ impl Architecture {
     pub(crate) fn has_latent_attention(self) -> bool {
         matches!(
             self,
-            Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4 | Self::KimiLinear
+            Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4 | Self::KimiLinear | Self::AxK1
         )
     }
 
@@ -188,6 +220,9 @@ impl Architecture {
                 | Self::Arcee
                 | Self::Cohere
                 | Self::Cohere2
+                | Self::Cohere2Moe
+                | Self::BailingMoe
+                | Self::Maincoder
                 | Self::Olmo
                 | Self::Glm
                 | Self::InternLm2
@@ -199,7 +234,7 @@ impl Architecture {
     pub(crate) fn is_rearranged_in_gguf(self) -> bool {
         matches!(
             self,
-            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm | Self::InternLm2
+            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm | Self::InternLm2 | Self::BailingMoe
         ) || self.is_granite()
     }
 
@@ -236,11 +271,18 @@ impl Architecture {
                 | Self::ExaoneMoe
                 | Self::MiniCpm
                 | Self::Glm
+                | Self::HyV3
                 | Self::Helium
+                | Self::Cohere2Moe
                 | Self::InternLm2
+                | Self::GraniteSwa
                 | Self::Baichuan
+                | Self::HyperClovaX
                 | Self::Refact
+                | Self::BailingMoe
                 | Self::Qwen
+                | Self::Maincoder
+                | Self::NanoChat
         ) || self.has_latent_attention()
             || self.has_layer_norms()
     }
@@ -254,6 +296,11 @@ impl ModelConfig {
             architecture if architecture.has_gated_attention() => self.query_size(),
             _ => 0,
         }
+    }
+
+    /// Whether what a layer's feed-forward block gives is left as it is, whatever the file has: A.X K1's but for experts.
+    pub(crate) fn leaves_ffn_output(&self, layer: usize) -> bool {
+        self.architecture == Architecture::AxK1 && !self.has_experts(layer)
     }
 
     /// Whether one norm is read by a layer's attention and its feed-forward block.

@@ -131,7 +131,8 @@ impl ModelConfig {
     /// Reads the metadata of a file of a family, which may say `more`.
     fn read_gguf(file: &GgufFile, family: &str, more: &[&str]) -> Result<Self, ModelFileError> {
         let name = file.metadata_str("general.architecture")?;
-        // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there.
+        // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there. It has no names
+        // for the others.
         let architecture = Architecture::from_name(family).filter(|found| !found.is_of_folders());
         let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
@@ -214,6 +215,7 @@ impl ModelConfig {
             is_qkv_joined: keys.is_qkv_joined(architecture),
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: keys.norm_epsilon(architecture)?,
+            has_layer_norms: keys.has_layer_norms(architecture),
             norm_weight_offset: 0.0,
             rope_style: if architecture.is_interleaved_in_gguf() {
                 RopeStyle::Interleaved
@@ -223,6 +225,8 @@ impl ModelConfig {
             rotary_dims,
             rotary_layers: match sliding_window {
                 Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
+                _ if architecture == Architecture::GraniteSwa => keys.rotary_pattern(num_layers)?,
+                _ if architecture == Architecture::Cohere2Moe => keys.cohere2_moe_rotary_layers(&sliding_layers)?,
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
                 _ if !architecture.has_rotary_attention() || alibi_max_bias.is_some() => {
@@ -247,7 +251,9 @@ impl ModelConfig {
             recurrent_layers,
             activation: match architecture {
                 Architecture::GptOss => GPT_OSS_GATE,
-                Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron => Activation::ReluSquared,
+                Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron | Architecture::Jais2 => {
+                    Activation::ReluSquared
+                }
                 Architecture::StarCoder2
                 | Architecture::Phi2
                 | Architecture::Bloom
@@ -288,7 +294,9 @@ impl ModelConfig {
             logit_divisor: match architecture {
                 _ if is_granite => keys.factor("logit_scale", 1.0)?,
                 _ if architecture.is_minicpm() => keys.factor("logit_scale", minicpm::logit_divisor(hidden_size))?,
-                Architecture::Cohere | Architecture::Cohere2 => 1.0 / keys.factor("logit_scale", 1.0)?,
+                Architecture::Cohere | Architecture::Cohere2 | Architecture::Cohere2Moe => {
+                    1.0 / keys.factor("logit_scale", 1.0)?
+                }
                 _ => 1.0,
             },
             multipliers: None,

@@ -1,10 +1,12 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
 mod classic;
+mod cohere2_moe;
 mod experts;
 mod falcon_h1;
 mod families;
 mod gemma4;
+mod granite_swa;
 mod hunyuan;
 mod hunyuan_vl;
 mod hybrid;
@@ -82,14 +84,18 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("mla_use_nope", "true"),
     ("mlp_only_layers", "[]"),
     ("moe_layer_freq", "1"),
+    ("moe_router_enable_expert_bias", "true"),
+    ("moe_router_use_sigmoid", "true"),
     ("normalization", "\"layernorm1p\""),
     ("normalization_function", "\"rmsnorm\""),
     ("order_of_interleaved_layers", "\"local_attn_first\""),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("qk_layernorm", "false"),
+    ("qk_norm", "true"),
     ("rms_norm", "true"),
     ("rope_interleaved", "false"),
+    ("route_norm", "true"),
     ("scale_attn_by_inverse_layer_idx", "false"),
     ("scale_attn_weights", "true"),
     ("tf_legacy_loss", "false"),
@@ -102,6 +108,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("use_gated_activation", "true"),
     ("use_mrope", "false"),
     ("use_parallel_block", "true"),
+    ("use_post_norm", "true"),
     ("use_qk_norm", "false"),
     ("use_sandwich_norm", "true"),
 ];
@@ -125,6 +132,7 @@ const GPT_OSS_ALPHA: f64 = 1.702;
 const GPT_OSS_LIMIT: f64 = 7.0;
 const SEED_OSS_HEAD_DIM: usize = 128;
 const MINISTRAL3: &str = "ministral3";
+const NANOCHAT_CAP: f32 = 15.0;
 
 impl ModelConfig {
     /// Reads a Hugging Face `config.json`, of a model whose texts may be so long at most.
@@ -201,7 +209,7 @@ impl ModelConfig {
         let has_local_rope = is_gemma4
             || matches!(
                 architecture,
-                Architecture::Gemma3 | Architecture::Lfm3 | Architecture::Mellum
+                Architecture::Gemma3 | Architecture::Lfm3 | Architecture::Mellum | Architecture::GraniteSwa
             )
             || name == "olmo3";
         let is_gemma = architecture.is_gemma();
@@ -217,6 +225,8 @@ impl ModelConfig {
             Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe | Architecture::Lfm3 => {
                 SEED_OSS_HEAD_DIM
             }
+            Architecture::HyV3 | Architecture::Cohere2Moe => SEED_OSS_HEAD_DIM,
+            _ if ["cwm", "iquestcoder"].contains(&name) => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {
@@ -240,6 +250,11 @@ impl ModelConfig {
         if architecture.rotates_windows_alone() && sliding_window.is_some() {
             rotary_layers.clone_from(&sliding_layers);
         }
+        match architecture {
+            Architecture::Cohere2Moe => rotary_layers = json.cohere2_moe_rotary_layers(&sliding_layers)?,
+            Architecture::GraniteSwa => rotary_layers = json.granite_rotary_layers(num_layers)?,
+            _ => {}
+        }
         let num_kv_heads = match &latent {
             Some(_) => 1,
             None => json.num_kv_heads(name, num_heads)?,
@@ -248,12 +263,14 @@ impl ModelConfig {
         let (rope_base, rope_scaling) = match &gemma4 {
             Some(gemma4) => json.gemma4_rope(gemma4.global_head_dim)?,
             None if architecture == Architecture::Lfm3 => json.lfm3_rope(head_dim)?,
+            None if architecture == Architecture::GraniteSwa => json.granite_rope(&sliding_layers, false)?,
+            None if architecture == Architecture::NanoChat => json.nanochat_rope()?,
             None => json.global_rope(architecture)?,
         };
-        let (local_rope_base, local_rope_scaling) = if has_local_rope {
-            json.local_rope(name)?
-        } else {
-            (rope_base, rope_scaling.clone())
+        let (local_rope_base, local_rope_scaling) = match architecture {
+            Architecture::GraniteSwa => json.granite_rope(&sliding_layers, true)?,
+            _ if has_local_rope => json.local_rope(name)?,
+            _ => (rope_base, rope_scaling.clone()),
         };
         let config = Self {
             architecture,
@@ -283,6 +300,7 @@ impl ModelConfig {
             is_qkv_joined: architecture == Architecture::Mpt,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
+            has_layer_norms: json.has_layer_norms(architecture),
             norm_weight_offset: if (is_gemma && !is_gemma4)
                 || architecture.has_delta_nets()
                 || architecture == Architecture::Nemotron
@@ -301,8 +319,9 @@ impl ModelConfig {
                 | Architecture::GptJ
                 | Architecture::CodeGen
                 | Architecture::Cohere
-                | Architecture::Cohere2 => RopeStyle::Interleaved,
-                Architecture::Deepseek2 | Architecture::Mistral4 if json.is_rope_interleaved() => {
+                | Architecture::Cohere2
+                | Architecture::Cohere2Moe => RopeStyle::Interleaved,
+                Architecture::Deepseek2 | Architecture::Mistral4 | Architecture::AxK1 if json.is_rope_interleaved() => {
                     RopeStyle::Interleaved
                 }
                 _ => RopeStyle::Neox,
@@ -324,6 +343,9 @@ impl ModelConfig {
             activation: json.activation(architecture)?,
             attention_scale: match &latent {
                 Some(latent) => json.latent_scale(latent),
+                None if architecture == Architecture::HyperClovaX => {
+                    json.factor_or("attention_multiplier", (head_dim as f32).powf(-0.5))?
+                }
                 None if is_granite => json.factor("attention_multiplier")?,
                 None if is_gemma4 || architecture == Architecture::GptNeo => 1.0,
                 None if architecture == Architecture::FalconH1 => {
@@ -338,6 +360,7 @@ impl ModelConfig {
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,
+                Architecture::NanoChat => json.cap(true, "final_logit_softcapping", NANOCHAT_CAP)?,
                 _ => json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
             },
             embedding_scale: match architecture {
@@ -352,9 +375,10 @@ impl ModelConfig {
                 _ => 1.0,
             },
             logit_divisor: match architecture {
+                Architecture::HyperClovaX => 1.0 / json.factor("logits_scaling")?,
                 _ if is_granite => json.factor("logits_scaling")?,
                 _ if architecture.is_minicpm() => json.minicpm_divisor(hidden_size)?,
-                Architecture::Cohere | Architecture::Cohere2 => json.cohere_divisor()?,
+                Architecture::Cohere | Architecture::Cohere2 | Architecture::Cohere2Moe => json.cohere_divisor()?,
                 Architecture::FalconH1 => 1.0 / json.factor("lm_head_multiplier")?,
                 _ => 1.0,
             },
@@ -398,12 +422,16 @@ fn default_epsilon(name: &str) -> f64 {
         | "afmoe"
         | "exaone_moe"
         | "solar_open"
+        | "hy_v3"
+        | "granite_swa"
         | "minicpm3"
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
+        "cwm" | "iquestcoder" => 1e-5,
         "glm4" | "glm" => 1.5625e-7,
         "helium" => 1e-8,
         _ if mamba::NAMES.contains(&name) => 1e-5,
+        cohere2_moe::NAME => 1e-5,
         _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
     }
@@ -527,7 +555,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 22] = [
+        const AS_MANY: [&str; 28] = [
             "llama",
             "phi3",
             "olmo2",
@@ -550,6 +578,12 @@ impl JsonConfig<'_> {
             "minicpm",
             "falcon_h1",
             "xverse",
+            "jais2",
+            "flex_olmo",
+            "granitemoe_swa",
+            "hyperclovax",
+            "nanochat",
+            "cohere2_moe",
         ];
         if name == "gpt_neox" {
             return Ok(num_heads);
@@ -593,7 +627,8 @@ impl JsonConfig<'_> {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
             _ if mamba::NAMES.contains(&name) => &["layer_norm_epsilon"],
             _ if name.starts_with("lfm") => &["norm_eps"],
-            "cohere" | "cohere2" | "phi" | "gpt_neox" | mpt::NAME => &["layer_norm_eps"],
+            "cohere" | "cohere2" | "phi" | "gpt_neox" | "jais2" | mpt::NAME => &["layer_norm_eps"],
+            cohere2_moe::NAME => &["rms_norm_eps", "layer_norm_eps"],
             "stablelm" => &["layer_norm_eps", "norm_eps"],
             "starcoder2" => &["norm_epsilon"],
             "nemotron" => &["norm_eps"],

@@ -322,7 +322,10 @@ impl Part<'_> {
     /// The shared expert's inside is complete.
     unsafe fn add_shared(&self, shared: &Shared, (block, first): (usize, usize), sums: &mut Patch<'_>, own: &mut Own) {
         let Pass { space, isa, config, .. } = *self.pass;
-        let num_rows = self.plan.num_rows();
+        let (num_rows, scale) = (
+            self.plan.num_rows(),
+            config.experts.map_or(1.0, |experts| experts.shared_scale),
+        );
         for start in (0..num_rows).step_by(PRODUCT_TILE) {
             let rows = start..num_rows.min(start + PRODUCT_TILE);
             let mut outputs = Patch::own(&mut own.first, rows.clone(), sums.columns());
@@ -332,6 +335,9 @@ impl Part<'_> {
                 for row in rows {
                     if shared.gate.is_some() {
                         elementwise::scale(isa, outputs.row(row), space.routing.shared.shared_row(row)[0]);
+                    }
+                    if scale != 1.0 {
+                        elementwise::scale(isa, outputs.row(row), scale);
                     }
                     if config.has_separate_experts() {
                         self.keep_dense(block, row, outputs.columns(), outputs.row(row));

@@ -3,7 +3,7 @@
 use super::names::{Part, Place};
 use super::packed_experts::PackedExperts;
 use super::{FeedForward, Gated, Loader, Shared, vector};
-use crate::config::{Experts, invalid};
+use crate::config::{Architecture, Experts, invalid};
 use crate::weights::{ModelFile, ModelFileError};
 
 /// The matrices of a gated block.
@@ -24,6 +24,8 @@ impl Loader<'_> {
         }
         let Experts { num_experts, .. } = config.experts.unwrap_or_else(|| unreachable!("a layer with experts"));
         let correction = self.names.correction(layer, config);
+        let is_needed = config.architecture != Architecture::AxK1; // its published files have none
+        let correction = correction.filter(|name| is_needed || !matches!(self.file.find_tensor(name), Ok(None)));
         let correction = correction.map(|name| vector(&self.file.tensor(&name)?, num_experts));
         Ok(FeedForward::Experts {
             router: self.linear(&self.names.router(layer, config), num_experts, config.hidden_size)?,
@@ -44,20 +46,22 @@ impl Loader<'_> {
     /// Where an expert's matrix is: in a tensor of its own, or in one of all experts.
     fn expert_place(&self, layer: usize, part: Part, expert: usize) -> Place {
         let stacked = self.names.stacked_expert(layer, part, expert, self.config);
-        // Granite has no others.
-        let is_meant =
-            |name: &str| self.config.architecture.is_granite() || !matches!(self.file.find_tensor(name), Ok(None));
-        let stacked = stacked.filter(|(place, _)| is_meant(&place.name));
+        let stacked = stacked.filter(|(place, _)| self.is_meant(&place.name));
         match stacked {
             Some((place, _)) => place,
             None => self.names.expert(layer, part, expert, self.config),
         }
     }
 
+    /// Whether experts are looked for in a tensor of all: where there is one, or always, as Granite has no others.
+    fn is_meant(&self, name: &str) -> bool {
+        self.config.architecture.is_granite() || !matches!(self.file.find_tensor(name), Ok(None))
+    }
+
     /// Whether gates and ups of a layer's experts lie in one tensor.
     fn has_stacked(&self, layer: usize, part: Part) -> bool {
         let stacked = self.names.stacked_expert(layer, part, 0, self.config);
-        stacked.is_some_and(|(place, _)| !matches!(self.file.find_tensor(&place.name), Ok(None)))
+        stacked.is_some_and(|(place, _)| self.is_meant(&place.name))
     }
 
     /// Refuses a tensor of all experts that has not a matrix of the right size for each.
@@ -74,15 +78,27 @@ impl Loader<'_> {
         }
     }
 
-    /// Experts that a folder of safetensors has as gpt-oss's, or Llama 4's.
+    /// Experts that a folder of safetensors has as gpt-oss's, or Llama 4's; of Qwen3 those of its models of pictures are so.
     fn packed_experts(&self, layer: usize) -> Result<Option<PackedExperts<'_>>, ModelFileError> {
-        match self.file {
-            ModelFile::Safetensors(_) if self.config.architecture.has_packed_experts() => {
-                let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
-                PackedExperts::find(self.file, &block, self.config).map(Some)
-            }
-            _ => Ok(None),
-        }
+        let ModelFile::Safetensors(_) = self.file else {
+            return Ok(None);
+        };
+        let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
+        let has_them = match self.config.architecture {
+            Architecture::Qwen3Moe => self.are_turned(&block)?,
+            architecture => architecture.has_packed_experts(),
+        };
+        let packed = has_them.then(|| PackedExperts::find(self.file, &block, self.config));
+        packed.transpose()
+    }
+
+    /// Whether the matrices of all experts have their inputs as rows, as published files have them; transformers' newer
+    /// ones have outputs.
+    fn are_turned(&self, block: &str) -> Result<bool, ModelFileError> {
+        let config = self.config;
+        let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
+        let down = self.file.find_tensor(&format!("{block}.down_proj"))?;
+        Ok(down.is_some_and(|down| down.dims == [config.hidden_size, config.ffn_size, num_experts]))
     }
 
     fn shared(&self, layer: usize) -> Result<Option<Box<Shared>>, ModelFileError> {
@@ -156,6 +172,7 @@ impl Loader<'_> {
             }
             self.check(&self.names.router(layer, config), experts.num_experts, hidden)?;
             if experts.shared_size > 0 {
+                self.check_joined(&self.names.shared_expert(layer, Part::Up, config))?;
                 self.check_gated(
                     &|part| self.names.shared_expert(layer, part, config),
                     experts.shared_size,

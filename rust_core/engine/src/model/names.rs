@@ -388,7 +388,8 @@ impl Names {
             Architecture::Lfm2Moe => "feed_forward.gate",
             Architecture::Gemma4 => "router.proj",
             Architecture::NemotronH => "mixer.gate",
-            Architecture::Afmoe => "mlp.router.gate",
+            Architecture::GraniteSwa => "block_sparse_moe.router",
+            Architecture::Afmoe | Architecture::HyV3 => "mlp.router.gate",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -397,10 +398,11 @@ impl Names {
     /// What the correction of a layer's ratings is called, where the family has one.
     pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
         let hugging_face = match config.architecture {
-            Architecture::Glm4Moe | Architecture::Dots1 | Architecture::BailingMoe2 => {
+            Architecture::Glm4Moe | Architecture::Dots1 | Architecture::BailingMoe2 | Architecture::AxK1 => {
                 "mlp.gate.e_score_correction_bias"
             }
             Architecture::ExaoneMoe => "mlp.e_score_correction_bias",
+            Architecture::HyV3 => return Some(self.whole(layer, "exp_probs_b", "mlp.expert_bias").name),
             Architecture::Afmoe => "mlp.expert_bias",
             Architecture::KimiLinear => "block_sparse_moe.gate.e_score_correction_bias",
             Architecture::MiniMaxM2 => "block_sparse_moe.e_score_correction_bias",
@@ -418,17 +420,27 @@ impl Names {
         if config.architecture == Architecture::Gemma4 {
             return self.layer(layer, part, config);
         }
-        if let (Self::HuggingFace(..), Architecture::GraniteHybrid | Architecture::GraniteMoe) =
-            (self, config.architecture)
-        {
+        let is_joined = match self {
+            Self::Gguf => config.architecture == Architecture::GraniteSwa,
+            Self::HuggingFace(..) => matches!(
+                config.architecture,
+                Architecture::GraniteHybrid | Architecture::GraniteMoe | Architecture::GraniteSwa
+            ),
+        };
+        if is_joined {
             let size = config.experts.map_or(0, |experts| experts.shared_size);
-            let mut place = self.whole(layer, "", granite_part(part));
+            let gguf = if part == Part::Down {
+                "ffn_down_shexp"
+            } else {
+                "ffn_up_shexp"
+            };
+            let mut place = self.whole(layer, gguf, granite_part(part));
             place.rows = gate_up_rows(part, size);
             return place;
         }
         let block = match config.architecture {
             Architecture::Qwen2Moe | Architecture::Qwen3Next | Architecture::Qwen35Moe => "shared_expert",
-            Architecture::HunyuanMoe => "shared_mlp",
+            Architecture::HunyuanMoe | Architecture::HyV3 => "shared_mlp",
             _ => "shared_experts",
         };
         let hugging_face = match config.architecture {

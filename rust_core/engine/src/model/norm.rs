@@ -51,14 +51,19 @@ impl Loader<'_> {
     /// A norm of the stream, of the family's kind; nothing is added where the file has no bias.
     pub(super) fn stream_norm(&self, name: &str) -> Result<Norm, ModelFileError> {
         let (architecture, size) = (self.config.architecture, self.config.hidden_size);
+        let is_layer_norm = self.config.has_layer_norms;
         if architecture.has_bare_norms() {
-            return Ok(Norm::Layer {
-                weight: vec![1.0; size],
-                bias: vec![0.0; size],
+            let weight = vec![1.0; size];
+            return Ok(match is_layer_norm {
+                true => Norm::Layer {
+                    weight,
+                    bias: vec![0.0; size],
+                },
+                false => Norm::Rms(weight),
             });
         }
         let weight = self.norm(name, size)?;
-        if !architecture.has_layer_norms() {
+        if !is_layer_norm {
             return Ok(Norm::Rms(weight));
         }
         let bias = format!("{}.bias", name.trim_end_matches(".weight"));

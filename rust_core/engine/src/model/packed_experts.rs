@@ -1,5 +1,5 @@
-//! gpt-oss's and Llama 4's experts in safetensors: all of a layer's in one tensor each, gate and up in turns, or one after
-//! the other in Llama 4's, which have no biases.
+//! gpt-oss's, Llama 4's and Qwen3-VL's experts in safetensors: all of a layer's in one tensor each, gate and up in turns, or
+//! one after the other in those of the other two, which have no biases.
 //!
 //! Either plain numbers as `[experts, in, out]`, or MXFP4 as `[experts, out, in / 32, 16]` bytes, two neighbours in each,
 //! beside `[experts, out, in / 32]` exponents. They are packed by way of the order that GGUF files have.
@@ -9,7 +9,7 @@ use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix};
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::{Gated, Linear, pack, vector};
-use crate::config::{ModelConfig, invalid};
+use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// Bytes of a block's 4-bit numbers.
@@ -48,7 +48,7 @@ impl<'a> PackedExperts<'a> {
     pub(super) fn find(file: &'a ModelFile, block: &str, config: &ModelConfig) -> Result<Self, ModelFileError> {
         let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
         let (hidden, ffn) = (config.hidden_size, config.ffn_size);
-        let is_openai = config.architecture.has_sinks();
+        let is_openai = config.architecture == Architecture::GptOss;
         let stack = |name: &str, rows, cols| {
             Stack::find(file, &format!("{block}.{name}"), [num_experts, rows, cols], is_openai)
         };

@@ -118,9 +118,12 @@ fn is_left(name: &str, names: &Names, config: &ModelConfig) -> bool {
         .any(|part| is_among(BESIDE, part) || DRAFTING.iter().any(|head| part.starts_with(head)));
     let layer = names.layer_of(name);
     let shares_keys = layer.is_some_and(|layer| layer < config.num_file_layers() && !config.makes_kv(layer));
+    let is_left_norm = name.ends_with(".post_mlp_layernorm.weight")
+        && layer.is_some_and(|layer| layer < config.num_layers && config.leaves_ffn_output(layer));
     let is_drafting = layer.is_some_and(|layer| layer >= config.num_file_layers());
     is_beside
         || is_drafting
+        || is_left_norm
         || is_among(WHOLE, name)
         || changes_nothing(name)
         || (shares_keys && parts.any(|part| is_among(OF_KEYS_AND_VALUES, part)))

@@ -60,6 +60,10 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::ExaoneMoe
             | Architecture::Mistral4
             | Architecture::KimiLinear
+            | Architecture::HyV3
+            | Architecture::Cohere2Moe
+            | Architecture::GraniteSwa
+            | Architecture::BailingMoe
     )
 }
 
@@ -81,7 +85,11 @@ impl Keys<'_> {
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH | Architecture::Deepseek2
+            Architecture::Llama
+            | Architecture::GraniteHybrid
+            | Architecture::GraniteSwa
+            | Architecture::NemotronH
+            | Architecture::Deepseek2
                 if count == 0 =>
             {
                 return Ok(None);
@@ -139,7 +147,9 @@ impl Keys<'_> {
             | Architecture::MiniMaxM2
             | Architecture::Afmoe
             | Architecture::ExaoneMoe
-            | Architecture::KimiLinear => 2,
+            | Architecture::KimiLinear
+            | Architecture::HyV3
+            | Architecture::Cohere2Moe => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };
@@ -187,9 +197,13 @@ impl Keys<'_> {
         let told = self.optional_size("expert_shared_feed_forward_length")?;
         experts.shared_size = told.or(by_count).unwrap_or(by_family);
         experts.weighs_inputs = architecture == Architecture::Llama4;
+        if architecture == Architecture::Cohere2Moe {
+            experts.is_renormalised |= experts.rating == Rating::Softmax; // of the chosen alone
+            experts.average();
+        }
         experts.is_shared_gated = architecture == Architecture::Qwen2Moe || architecture.has_delta_nets();
         let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
-        experts.dense_size = if has_dense {
+        experts.dense_size = if has_dense || architecture == Architecture::HyV3 {
             self.size("feed_forward_length")?
         } else {
             0
@@ -205,7 +219,8 @@ impl Keys<'_> {
         Ok(self.optional_size("interleave_moe_layer_step")?.unwrap_or(1).max(1))
     }
 
-    /// Which layers of a mixture have no experts: Jamba's files do not say, but that those have no router.
+    /// Which layers of a mixture have no experts: files of Jamba and Hunyuan 3 do not say, but that
+    /// those have no router, or a block.
     pub(super) fn dense_layers(
         &self,
         architecture: Architecture,
@@ -215,6 +230,11 @@ impl Keys<'_> {
         let num_layers = num_layers.min(MOST_LAYERS);
         if !has_experts {
             return Ok(vec![false; num_layers]);
+        }
+        if architecture == Architecture::HyV3 {
+            let down = |layer| format!("blk.{layer}.ffn_down.weight");
+            let layers = (0..num_layers).map(|layer| self.file.find_tensor(&down(layer)).is_some());
+            return Ok(layers.collect());
         }
         if architecture == Architecture::Jamba {
             let router = |layer| format!("blk.{layer}.ffn_gate_inp.weight");

@@ -1,7 +1,8 @@
 //! What the metadata of a GGUF says of families that are descriptions over shared layers.
 
 use super::{Keys, number};
-use crate::config::{Architecture, invalid};
+use crate::config::{Architecture, MOST_LAYERS, invalid};
+use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read of families whose files say whether blocks lie beside each other.
@@ -10,6 +11,15 @@ pub(super) const OF_PARALLEL: [&str; 1] = ["use_parallel_residual"];
 pub(super) const OF_COHERE: [&str; 1] = ["logit_scale"];
 /// What is read of MiniCPM's factors; first files of it, and those of MiniCPM 3, do not say them.
 pub(super) const OF_MINICPM: [&str; 3] = ["embedding_scale", "logit_scale", "residual_scale"];
+/// What is read of Granite's with windows besides: which layers have rotary positions, then what all of Granite's have.
+pub(super) const OF_GRANITE_SWA: [&str; 6] = [
+    "attention.rope_pattern",
+    "attention.scale",
+    "embedding_scale",
+    "expert_shared_feed_forward_length",
+    "logit_scale",
+    "residual_scale",
+];
 /// What is read of MPT's: a factor that cuts projections off is refused.
 pub(super) const OF_MPT: [&str; 1] = ["attention.max_alibi_bias"];
 
@@ -102,10 +112,37 @@ impl Keys<'_> {
         }
     }
 
+    /// Whether norms of the stream are by mean and variance: files of Command A+ tell by which epsilon they have.
+    pub(super) fn has_layer_norms(&self, architecture: Architecture) -> bool {
+        match architecture {
+            Architecture::Cohere2Moe => self.file.find(&self.key("attention.layer_norm_rms_epsilon")).is_none(),
+            architecture => architecture.has_layer_norms(),
+        }
+    }
+
+    /// Which layers of Granite with windows have rotary positions: all where nothing is said.
+    pub(super) fn rotary_pattern(&self, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        let key = self.key(OF_GRANITE_SWA[0]);
+        match self.file.find(&key) {
+            None => Ok(vec![true; num_layers.min(MOST_LAYERS)]),
+            Some(MetadataValue::Array(MetadataArray::Bool(layers))) if layers.len() == num_layers => Ok(layers.clone()),
+            Some(_) => Err(invalid(format!(
+                "'{key}' must be a truth for each of the {num_layers} layers"
+            ))),
+        }
+    }
+
+    /// Which layers of Command A+ have rotary positions: those with windows, and the first, without experts.
+    pub(super) fn cohere2_moe_rotary_layers(&self, windows: &[bool]) -> Result<Vec<bool>, ModelFileError> {
+        let first = self.optional_size("leading_dense_block_count")?.unwrap_or(0);
+        let layers = windows.iter().enumerate();
+        Ok(layers.map(|(layer, has_window)| *has_window || layer < first).collect())
+    }
+
     /// The epsilon of norms.
     pub(super) fn norm_epsilon(&self, architecture: Architecture) -> Result<f32, ModelFileError> {
         // Files of Phi-3.5-MoE have the key of its relatives.
-        let key = if architecture.has_layer_norms() && architecture != Architecture::PhiMoe {
+        let key = if self.has_layer_norms(architecture) && architecture != Architecture::PhiMoe {
             "attention.layer_norm_epsilon"
         } else {
             "attention.layer_norm_rms_epsilon"

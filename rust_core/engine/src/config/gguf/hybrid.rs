@@ -74,6 +74,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
         _ if architecture.has_short_convolutions() => &LFM2,
         _ if architecture.has_delta_nets() => &QWEN35,
+        Architecture::GraniteSwa => &families::OF_GRANITE_SWA,
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
         Architecture::NemotronH | Architecture::FalconH1 | Architecture::Mamba2 => &nemotron::KEYS,
@@ -87,7 +88,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         Architecture::Gemma4 => &gemma4::KEYS,
         Architecture::Mpt => &families::OF_MPT,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
-        Architecture::Cohere | Architecture::Cohere2 => &families::OF_COHERE,
+        Architecture::Cohere | Architecture::Cohere2 | Architecture::Cohere2Moe => &families::OF_COHERE,
         _ => &[],
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::nemotron::Kind;
-use super::{JsonConfig, gemma4, jamba, kimi, latent, llama4, minimax, nemotron};
+use super::{JsonConfig, cohere2_moe, gemma4, jamba, kimi, latent, llama4, minimax, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -12,6 +12,8 @@ const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitte
 
 /// EXAONE's factor on experts' weights, where nothing is said.
 const EXAONE_WEIGHT_SCALE: f64 = 2.5;
+/// Hunyuan 3's.
+const HY_V3_WEIGHT_SCALE: f64 = 2.826;
 
 /// What a family calls its experts' numbers.
 struct Family {
@@ -28,7 +30,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 33] = [
+const FAMILIES: [Family; 38] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -172,6 +174,32 @@ const FAMILIES: [Family; 33] = [
         more: "",
         is_renormalised: true,
     },
+    Family {
+        name: "hy_v3",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "num_shared_experts router_scaling_factor mlp_layer_types first_k_dense_replace",
+        is_renormalised: true,
+    },
+    Family {
+        name: cohere2_moe::NAME,
+        count: "num_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: cohere2_moe::OF_EXPERTS,
+        is_renormalised: true,
+    },
+    Family {
+        name: "flex_olmo",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "norm_topk_prob",
+        is_renormalised: false,
+    },
+    of_latent_attention(latent::AXK1, true),
+    of_granite("granitemoe_swa"),
     of_granite("granitemoe"),
     of_granite("granitemoeshared"),
     Family {
@@ -330,6 +358,12 @@ impl JsonConfig<'_> {
                 experts.shared_size = self.shared_size(count, default)?;
             }
             "afmoe" => self.read_afmoe_router(&mut experts)?,
+            "hy_v3" => {
+                experts.rating = Rating::Sigmoid;
+                experts.weight_scale = self.number("router_scaling_factor").unwrap_or(HY_V3_WEIGHT_SCALE) as f32;
+                experts.shared_size = self.shared_size("num_shared_experts", 1)?;
+            }
+            cohere2_moe::NAME => self.read_cohere2_moe_router(&mut experts)?,
             llama4::NAME => {
                 experts.rating = Rating::Sigmoid;
                 experts.weighs_inputs = true;
@@ -353,7 +387,7 @@ impl JsonConfig<'_> {
                 self.expect_jitter()?;
                 experts.rating = Rating::InTurn;
             }
-            "granitemoeshared" => {
+            "granitemoeshared" | "granitemoe_swa" => {
                 experts.shared_size = self.optional_size("shared_intermediate_size")?.unwrap_or(0);
             }
             GRANITE => experts.shared_size = self.size("shared_intermediate_size")?,
@@ -365,12 +399,11 @@ impl JsonConfig<'_> {
             .dense_layers(name, self.size("num_hidden_layers")?)?
             .contains(&true)
         {
-            let is_llama4 = name == llama4::NAME;
-            experts.dense_size = self.size(if is_llama4 {
-                "intermediate_size_mlp"
-            } else {
-                "intermediate_size"
-            })?;
+            experts.dense_size = match name {
+                llama4::NAME => self.size("intermediate_size_mlp")?,
+                cohere2_moe::NAME => self.cohere2_moe_dense_size()?,
+                _ => self.size("intermediate_size")?,
+            };
         }
         Ok(Some(experts))
     }
@@ -446,7 +479,8 @@ impl JsonConfig<'_> {
                 layers.map(|layer| layer < first).collect()
             }
             "dots1" | "solar_open" | latent::MISTRAL4 => self.leading_dense_layers(0, layers.len())?,
-            "exaone_moe" => self.leading_dense_layers(1, layers.len())?,
+            "exaone_moe" | "hy_v3" | latent::AXK1 => self.leading_dense_layers(1, layers.len())?,
+            cohere2_moe::NAME => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v2" | "mellum" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" | latent::DEEPSEEK_V32 | latent::GLM_DSA => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" | kimi::NAME => self.leading_dense_layers(1, layers.len())?,

@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, classic, kimi, minimax, mpt};
+use super::{JsonConfig, classic, granite_swa, kimi, minimax, mpt};
 use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::{ModelFileError, clipped};
 
 /// Families whose layers see everything.
-pub(super) const WITHOUT_WINDOWS: [&str; 26] = [
+pub(super) const WITHOUT_WINDOWS: [&str; 32] = [
     "gemma",
     "glm4",
     "arcee",
@@ -35,6 +35,12 @@ pub(super) const WITHOUT_WINDOWS: [&str; 26] = [
     "opt",
     "helium",
     "internlm2",
+    "iquestcoder",
+    "flex_olmo",
+    "hyperclovax",
+    "jais2",
+    "nanochat",
+    "hy_v3",
 ];
 
 /// Of how many of Command R7B's layers the last one sees everything.
@@ -55,7 +61,14 @@ pub(super) fn fields(architecture: Architecture) -> &'static str {
              layernorm_linear_attention_beta layernorm_mlp_beta postnorm shared_moe_mode"
         }
         Architecture::Cohere => "logit_scale layer_norm_eps",
-        Architecture::Cohere2 => {
+        Architecture::Jais2 => "layer_norm_eps",
+        Architecture::NanoChat => "final_logit_softcapping",
+        Architecture::GraniteSwa => granite_swa::FIELDS,
+        Architecture::HyV3 => {
+            "eod_token_id enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine expert_hidden_dim \
+             use_grouped_mm num_nextn_predict_layers"
+        }
+        Architecture::Cohere2 | Architecture::Cohere2Moe => {
             "logit_scale layer_norm_eps layer_switch position_embedding_type rotary_pct use_embedding_sharing \
              use_parallel_embedding"
         }
@@ -76,7 +89,7 @@ pub(super) fn fields(architecture: Architecture) -> &'static str {
         Architecture::MiniCpm => OF_MINICPM,
         Architecture::KimiLinear => kimi::FIELDS,
         Architecture::MiniMax01 => minimax::FIELDS,
-        Architecture::Deepseek2 => {
+        Architecture::Deepseek2 | Architecture::AxK1 => {
             "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave \
              embedding_initializer_range"
         }
@@ -100,6 +113,7 @@ pub(super) fn is_tied(architecture: Architecture) -> bool {
         architecture,
         Architecture::Cohere
             | Architecture::Cohere2
+            | Architecture::Cohere2Moe
             | Architecture::StarCoder2
             | Architecture::MiniCpm
             | Architecture::MiniCpm3
@@ -119,6 +133,8 @@ pub(super) fn has_bare_activation(architecture: Architecture) -> bool {
             | Architecture::GptNeoX
             | Architecture::Apertus
             | Architecture::Mpt
+            | Architecture::Jais2
+            | Architecture::NanoChat
     ) || has_classic_fields(architecture)
 }
 

@@ -8,7 +8,7 @@ use crate::weights::ModelFileError;
 const NUMBERS: &str = "alpha attention_factor attn_scale beta_fast beta_slow factor high_freq_factor layer_norm_eps \
     layer_norm_epsilon logit_scale low_freq_factor moe_layer_end_index mscale mscale_all_dim norm_eps norm_epsilon \
     original_max_position_embeddings partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_theta \
-    input_jitter_noise long_mscale num_ln_in_parallel_attn router_jitter_noise short_mscale rotary_dim rotary_emb_base rotary_pct route_scale routed_scaling_factor scale_depth scale_emb llama_4_scaling_beta";
+    input_jitter_noise long_mscale num_ln_in_parallel_attn router_jitter_noise short_mscale rotary_dim rotary_emb_base rotary_pct route_scale router_scaling_factor routed_scaling_factor scale_depth scale_emb llama_4_scaling_beta";
 const TRUTHS: &str = "alibi attention_k_eq_v enable_moe_block is_encoder_decoder norm_topk_prob original_lm_head \
     rope_interleave scale_decoder_outputs tie_embedding tie_word_embeddings truncate use_bias use_double_wide_mlp \
     new_decoder_architecture multi_query parallel_attn use_parallel_residual use_qk_norm use_sliding_window mup_enabled";

@@ -9,7 +9,7 @@ use crate::config::{Architecture, Experts, Indexer, Latent, MOST_LAYERS, Rating,
 use crate::weights::{ModelFileError, clipped};
 
 /// The families that have it.
-pub(super) const FAMILIES: [&str; 9] = [
+pub(super) const FAMILIES: [&str; 10] = [
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
@@ -19,8 +19,11 @@ pub(super) const FAMILIES: [&str; 9] = [
     "minicpm3",
     MISTRAL4,
     kimi::NAME,
+    AXK1,
 ];
 
+/// A.X K1's name.
+pub(super) const AXK1: &str = "axk1";
 /// Mistral Small 4's name.
 pub(super) const MISTRAL4: &str = "mistral4";
 

@@ -86,7 +86,10 @@ impl JsonConfig<'_> {
 
     /// Whether queries and keys are normalised.
     pub(super) fn has_bare_qk_norms(&self) -> bool {
-        self.text("model_type") == Some(NAME) && self.truth("use_qk_norm").unwrap_or(true)
+        match self.text("model_type") {
+            Some(NAME) => self.truth("use_qk_norm").unwrap_or(true),
+            name => name == Some("nanochat"),
+        }
     }
 
     /// Which layers have no experts: those that `moe_layers` leaves out, else all but every so many.

@@ -15,6 +15,9 @@ const OF_PICTURES: &str =
 /// What says how positions of three numbers turn a head.
 const OF_SECTIONS: [&str; 2] = ["mrope_section", "mrope_interleaved"];
 
+/// Qwen3-VL with experts, whose weights are always divided by their sum.
+const QWEN3_VL_MOE: &str = "qwen3_vl_moe";
+
 /// A family of pictures and text.
 struct Family {
     name: &'static str,
@@ -41,7 +44,7 @@ const QWEN35_MOE: Family = Family {
     ..QWEN35
 };
 
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family {
         name: "qwen2_vl",
         text: "qwen2",
@@ -57,6 +60,12 @@ const FAMILIES: [Family; 7] = [
     Family {
         name: "qwen3_vl",
         text: "qwen3",
+        base: 500_000.0,
+        is_interleaved: true,
+    },
+    Family {
+        name: QWEN3_VL_MOE,
+        text: "qwen3_moe",
         base: 500_000.0,
         is_interleaved: true,
     },
@@ -90,6 +99,10 @@ pub(super) fn text_half(config: &Map<String, Value>) -> Result<Option<Map<String
         text.insert("rope_theta".to_owned(), family.base.into());
     }
     let num_frequencies = num_frequencies(family, &text);
+    if family.name == QWEN3_VL_MOE {
+        text.insert("norm_topk_prob".to_owned(), true.into());
+        text.insert("head_dim".to_owned(), (2 * num_frequencies).into());
+    }
     for key in ["rope_parameters", "rope_scaling"] {
         if let Some(rope) = text.get_mut(key).and_then(Value::as_object_mut) {
             take_sections(family, rope, num_frequencies)?;

@@ -28,6 +28,7 @@ const GPT_OSS_BASE: f64 = 150_000.0;
 const HELIUM_BASE: f64 = 100_000.0;
 /// OLMo 3's, ERNIE 4.5's and Mellum's.
 const OLMO3_BASE: f64 = 500_000.0;
+const HY_V3_BASE: f64 = 11_158_840.0;
 /// The share of GLM-4.5's and Bamba's heads that is rotated.
 const HALF: f64 = 0.5;
 
@@ -38,7 +39,7 @@ impl JsonConfig<'_> {
         let parameters = of_layers.and_then(Value::as_object).or_else(|| self.rope_table());
         // Their defaults are stretched.
         let is_stretched = matches!(architecture, Architecture::GptOss | Architecture::Mistral4)
-            || self.text("model_type") == Some(super::MINISTRAL3);
+            || [super::MINISTRAL3, "cwm"].contains(&self.text("model_type").unwrap_or_default());
         if is_stretched && parameters.is_none() {
             return Err(invalid("config.json lacks 'rope_parameters'".to_owned()));
         }
@@ -54,11 +55,22 @@ impl JsonConfig<'_> {
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             Architecture::MiniMax01 => MIXTRAL_BASE,
             Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
-            _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,
+            Architecture::HyV3 => HY_V3_BASE,
+            _ if matches!(self.text("model_type"), Some("olmo3" | "flex_olmo")) => OLMO3_BASE,
             _ if self.text("model_type") == Some("solar_open") => SOLAR_BASE,
             _ => BASE,
         };
         self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)
+    }
+
+    /// nanochat's base: its heads turn the other way, and no context of it is stretched.
+    pub(super) fn nanochat_rope(&self) -> Result<(f64, RopeScaling), ModelFileError> {
+        match self.global_rope(Architecture::NanoChat)? {
+            (base, RopeScaling::None) => Ok((base, RopeScaling::Backwards)),
+            _ => Err(invalid(
+                "config.json: a rope scaling is not implemented for nanochat; expected default".to_owned(),
+            )),
+        }
     }
 
     /// Base and scaling of Gemma 3's and OLMo 3's sliding-window layers.

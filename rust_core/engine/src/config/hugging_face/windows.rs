@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, MINISTRAL3, classic, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4, minimax};
+use super::{
+    JsonConfig, MINISTRAL3, classic, cohere2_moe, families, gemma4, granite_swa, is_recurrent, jamba, latent, lfm3,
+    llama4, minimax,
+};
 use crate::config::{invalid, periodic};
 use crate::weights::ModelFileError;
 
@@ -30,6 +33,7 @@ const GEMMA3_PERIOD: usize = 6;
 const GPT_OSS_PERIOD: usize = 2;
 const GPT_OSS_WINDOW: usize = 128;
 const MELLUM_WINDOW: usize = 1024;
+const CWM_WINDOW: usize = 8192;
 /// The periods of EXAONE 4's and OLMo 3's layers that see everything.
 const EXAONE4_PERIOD: usize = 4;
 
@@ -49,6 +53,8 @@ impl JsonConfig<'_> {
             "afmoe" => self.afmoe_window(),
             lfm3::NAME => self.lfm3_window(),
             "mellum" if !is_said => Ok(Some(MELLUM_WINDOW)),
+            "cwm" if !is_said => Ok(Some(CWM_WINDOW)),
+            _ if granite_swa::NAMES.contains(&name) && !is_said => Ok(Some(granite_swa::WINDOW)),
             "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
@@ -80,7 +86,10 @@ impl JsonConfig<'_> {
             "afmoe" => periodic(num_layers, self.afmoe_period()?),
             "exaone4" | "exaone_moe" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
             "exaone4" | "exaone_moe" => periodic(num_layers, self.exaone4_period()?),
-            "mistral" | "mixtral" | "phi3" | "phimoe" | MINISTRAL3 => periodic(num_layers, 0),
+            "mistral" | "mixtral" | "phi3" | "phimoe" | "ministral" | MINISTRAL3 => periodic(num_layers, 0),
+            "cwm" => granite_swa::after_the_first(num_layers),
+            _ if granite_swa::NAMES.contains(&name) => granite_swa::after_the_first(num_layers),
+            cohere2_moe::NAME => self.cohere2_moe_windows(num_layers)?,
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" | "dots1" => {
                 let first = self
@@ -91,7 +100,11 @@ impl JsonConfig<'_> {
             _ => {
                 let period = self.optional_size("sliding_window_pattern")?;
                 let period = period.or(self.optional_size("_sliding_window_pattern")?);
-                let by_family = if name == "gemma2" { GEMMA2_PERIOD } else { GEMMA3_PERIOD };
+                let by_family = if ["gemma2", "vaultgemma"].contains(&name) {
+                    GEMMA2_PERIOD
+                } else {
+                    GEMMA3_PERIOD
+                };
                 periodic(num_layers, period.unwrap_or(by_family))
             }
         };
@@ -123,7 +136,11 @@ impl JsonConfig<'_> {
                 | "dots1"
                 | "mellum"
                 | classic::GPT_NEO
-        );
+                | "ministral"
+                | "cwm"
+                | "vaultgemma"
+                | cohere2_moe::NAME
+        ) || granite_swa::NAMES.contains(&name);
         match layers {
             Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
             _ => Err(invalid(format!(

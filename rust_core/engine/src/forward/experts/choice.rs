@@ -145,6 +145,7 @@ mod tests {
             num_used_groups: 1,
             shared_size: 0,
             is_shared_gated: false,
+            shared_scale: 1.0,
             dense_size: 0,
         };
         let mut ratings = [30.0, 40.0, -1.0, 35.0];

@@ -17,14 +17,20 @@ impl Names {
         config: &ModelConfig,
     ) -> Option<(Place, [usize; 3])> {
         let [gate_up, down] = match config.architecture {
-            Architecture::Gemma4 | Architecture::Mistral4 if matches!(self, Self::Gguf) => {
+            Architecture::Gemma4 | Architecture::Mistral4 | Architecture::GraniteSwa if matches!(self, Self::Gguf) => {
                 ["ffn_gate_up_exps.weight", "ffn_down_exps.weight"]
             }
             _ if matches!(self, Self::Gguf) => return None,
             Architecture::Gemma4 => ["experts.gate_up_proj", "experts.down_proj"],
-            Architecture::Qwen3Next | Architecture::Qwen35Moe | Architecture::Mistral4 => {
-                ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-            }
+            Architecture::GraniteSwa => [
+                "block_sparse_moe.experts.gate_up_proj",
+                "block_sparse_moe.experts.down_proj",
+            ],
+            Architecture::Qwen3Next
+            | Architecture::Qwen3Moe
+            | Architecture::Qwen35Moe
+            | Architecture::Mistral4
+            | Architecture::HyV3 => ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
             Architecture::GraniteHybrid | Architecture::GraniteMoe => [
                 "block_sparse_moe.input_linear.weight",
                 "block_sparse_moe.output_linear.weight",

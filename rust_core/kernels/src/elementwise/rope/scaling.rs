@@ -7,6 +7,8 @@ use super::RopeError;
 pub enum RopeScaling {
     /// As trained.
     None,
+    /// Every pair turns the other way.
+    Backwards,
     /// Every position is divided by `factor` (Chen et al. 2023, arXiv 2306.15595).
     Linear {
         /// The context is this many times the original.
@@ -104,6 +106,7 @@ pub(in super::super) fn inverse_frequencies(
     let plain = (0..rotary_dims / 2).map(|i| 1.0 / power(i));
     match scaling {
         RopeScaling::None | RopeScaling::DynamicNtk { .. } => Ok(plain.collect()),
+        RopeScaling::Backwards => Ok(plain.map(|frequency| -frequency).collect()),
         RopeScaling::Linear { factor } => {
             check("scaling factor", *factor, *factor > 0.0, "above 0")?;
             Ok(plain.map(|frequency| frequency / factor).collect())

@@ -22,9 +22,11 @@ from pyagent.infrastructure.engine.tokens.word_patterns import (
     AFMOE,
     BLOOM,
     CL100K,
+    COHERE2_MOE,
     DEEPSEEK_V3,
     EXAONE_MOE,
     FALCON,
+    JAIS2,
     KIMI,
     O200K,
     QWEN,
@@ -57,6 +59,8 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "exaone-moe": (EXAONE_MOE,),
     "falcon": FALCON,
     "bloom": (BLOOM,),
+    "cohere2moe": COHERE2_MOE,
+    "jais-2": (JAIS2,),
 }
 # A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})
@@ -87,6 +91,7 @@ _SAME_WORDS = {
     **dict.fromkeys(("gpt3-finnish", "poro-chat"), "bloom"),
     "hunyuan-dense": "deepseek-v3",
     "glm5": "glm4",
+    "tiny_aya": "cohere2moe",
 }
 """Further names that llama.cpp has for vocabularies, and which of the others cut as they do, as its loader says."""
 

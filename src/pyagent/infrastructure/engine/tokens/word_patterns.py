@@ -32,6 +32,11 @@ QWEN35 = (
 """Marks, such as accents of their own and vowel signs, belong to words."""
 _REST_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = rf"{_cased(_UPPER, _LOWER)}|{_REST_WITH_SLASHES}"
+COHERE2_MOE = (r"\d{1,3}(?=(?:\d{3})*\b)", O200K)
+"""Of Command A+: numbers are grouped by three from their end, then GPT-4o's words."""
+_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+JAIS2 = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}|\s"
+"""Of Jais 2: Llama 3's, but that spaces are cut by powers of two."""
 TEKKEN = rf"{_cased(_UPPER, _LOWER, after='', digits='')}|{_REST_WITH_SLASHES}"
 """Of Mistral's: digits stand alone."""
 YOUTU = (

@@ -84,6 +84,8 @@ class DescribedModel:
         self.config = self._file.config
         if self.config.is_cpu_only:
             what = self.config.architecture + (" with experts" if self.config.num_experts else "")
+            is_joined = self.config.architecture == "qwen3moe" and not self.config.dual_chunks
+            what += " in one tensor" if is_joined else ""
             what += " with recurrent layers" if self.config.num_recurrent_layers else ""
             what += " with dual chunk attention" if self.config.dual_chunks else ""
             text = f"{path}: {what} is not implemented for the torch runner"

@@ -267,6 +267,11 @@ DESCRIBED: Mapping[str, Described] = {
         expected=_as_llama4_is,
     ),
     "dots1": Described("dots1", _WITH_EXPERTS, experts=Names()),
+    "jais2": Described("jais2", _parts("ffn_gate"), has_layer_norms=True),
+    "iquestcoder": Described("llama", is_paired=True),
+    "hy_v3": Described(
+        "hy_v3", _WITH_EXPERTS, experts=Names("router.gate", "expert_bias", "shared_mlp", written="exp_probs_b")
+    ),
     "minimax_m2": Described(
         "minimax-m2",
         _WITH_EXPERTS,

@@ -38,6 +38,8 @@ class Names(NamedTuple):
     """Whether all experts of a layer lie in two tensors in files too."""
     are_turned: bool = False
     """Whether all experts of a layer lie in two tensors, gates before ups, with their columns as rows."""
+    written: str = "exp_probs_b.bias"
+    """What files call the correction."""
 
 
 USUAL = Names()
@@ -85,7 +87,7 @@ def feed_forward(stored: Stored, layer: int, begin: str, model: ModelConfig, nam
     yield stored.whole(f"{block}ffn_gate_inp.weight", f"{begin}{names.router}.weight", [hidden, num])
     if stored.has(correction := f"{begin}{names.correction}"):
         dims = [num, *(1 for _ in stored.dims(correction)[1:])]  # ERNIE's is a row of a matrix
-        yield stored.whole(f"{block}exp_probs_b.bias", correction, dims)
+        yield stored.whole(f"{block}{names.written}", correction, dims)
     size = (hidden, model.ffn_size)
     if names.are_joined:
         gates, downs = [size[0], 2 * size[1], num], [*size[::-1], num]
