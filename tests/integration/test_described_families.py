@@ -281,6 +281,14 @@ def test_tables_are_bounded_and_need_numpy(folder: Path, monkeypatch: pytest.Mon
         describe_model(folder, architectures=described(score_functions=[decay, decay]))
 
 
+def test_attention_that_reads_no_table_is_refused(folder: Path) -> None:
+    """In dual chunks, where a key's score is by another query, functions are refused from the header."""
+    dual = {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}}
+    describe_model(folder, architectures=described(config=dual))
+    with pytest.raises(ModelError, match="score functions are not implemented where attention is in dual chunks"):
+        describe_model(folder, architectures=described(config=dual, score_functions=[None, decay]))
+
+
 def test_field_that_nobody_looked_at_is_refused(llama: Path, folder: Path, tmp_path: Path) -> None:
     """One that says something, unless it is known to change no number or says how weights are stored."""
     write_as_exaone(llama, tmp_path)

@@ -142,6 +142,20 @@ FAULTS = (
         "tests/integration/test_runner_conformance.py -k pages",
     ),
     Fault(
+        "kv-of-another-score-table-is-taken",
+        f"{_ENGINE}/runners/family.py",
+        "digest.update(table.data)",
+        "pass",
+        "tests/integration/test_described_families.py -k another_models_kv",
+    ),
+    Fault(
+        "field-that-a-description-ignores-is-let-through",
+        f"{_ENGINE}/runners/family.py",
+        "    fields.check_read(path, kind.name, _STORED)\n",
+        "",
+        "tests/integration/test_described_families.py -k nobody_looked_at",
+    ),
+    Fault(
         "scored-prompts-are-taken-from-the-cache",
         f"{_ENGINE}/request.py",
         "return None if self.scores is None or self.scores.is_complete else len(self.scores)",

@@ -10,6 +10,7 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -92,11 +93,10 @@ class Family:
             how = "give layers the same function, or tell a shorter max_position_embeddings"
             raise ModelError(f"{self.path}: {text}: {how}; {self.told}", model=str(self.path))
         try:
-            import numpy as np
+            import_module("numpy")
         except ImportError as error:
             text = f"{self.path}: the score functions of {self.name} need numpy, which is not installed: "
             raise ConfigError(f"{text}pip install numpy; {self.told}", key="engine.models") from error
-        del np
 
     def evaluated(self) -> LoadableFamily:
         """Evaluate the score functions, for who loads the model. Raises `ModelError`, `PluginError`, `ConfigError`."""
