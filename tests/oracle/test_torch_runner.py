@@ -148,8 +148,10 @@ def test_fp8_kv_is_near_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, 5, 16, 40])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (8, 1)])
-def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int | None) -> None:
-    """Ragged batches over pages in any order, whose other contents are NaN: the same heads to 1e-5."""
+def test_sdpa_is_the_plain_form(
+    num_heads: int, num_kv_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged batches over pages in any order, whose other contents are NaN: the same heads to 1e-5, with sinks too."""
     import torch
 
     from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
@@ -173,6 +175,11 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
     for attend in (sdpa.attend, CpuAttend()):
         found = attend(q, PagedCache(*caches), batch, 0.2, window, None)
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    sinks, doubled = torch.linspace(-2, 4, num_heads), PagedCache(*(cache.double() for cache in caches))
+    expected = plain.attend(q.double(), doubled, batch, 0.2, window, None, sinks)
+    monkeypatch.setattr(sdpa, "SINK_MASK_NUMBERS", 2000)  # prompts in parts
+    found = sdpa.attend(q, PagedCache(*caches), batch, 0.2, window, None, sinks)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_decoding_on_the_cpu_keeps_its_memory_and_nothing_else() -> None:

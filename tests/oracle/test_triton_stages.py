@@ -11,7 +11,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
 from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
-from pyagent.infrastructure.engine.runners.torch.layers import rotate
+from pyagent.infrastructure.engine.runners.torch.layers import ClampedSwiglu, rotate
 
 pytestmark = pytest.mark.oracle
 
@@ -68,6 +68,16 @@ def test_gate_equals_torch(activation: str, dtype: torch.dtype) -> None:
     first, second = x.double().chunk(2, dim=1)
     activated = functional.silu(first) if activation == "silu" else functional.gelu(first, approximate="tanh")
     assert worst_row(gate(x, activation), activated * second) < MOST_ERROR[dtype]
+
+
+@DTYPES
+def test_gate_with_limits_equals_its_formula(dtype: torch.dtype) -> None:
+    """gpt-oss's: gates far below the limit, and what they let through up to it on both sides."""
+    x = 6 * random(3, 2 * 300, dtype=dtype)
+    first, second = x.double().chunk(2, dim=1)
+    first, second = first.clamp(max=7.0), second.clamp(-7.0, 7.0)
+    expected = first * torch.sigmoid(1.702 * first) * (second + 1)
+    assert worst_row(gate(x, ClampedSwiglu(1.702, 7.0)), expected) < MOST_ERROR[dtype]
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor, is_interleaved: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {**_PLAIN, "num_key_value_heads": 4, "num_experts": 12, "num_experts_per_tok": 3},
     "qwen2_moe, dense layers": CONFIGS["qwen2_moe, dense layers"],
 }
-MORE = ("glm4_moe", "ernie4_5_moe", "granitemoeshared", "granitemoe", "dots1", "minimax_m2", "solar_open")
+MORE = ("glm4_moe", "ernie4_5_moe", "granitemoeshared", "granitemoe", "dots1", "minimax_m2", "solar_open", "gpt_oss")
 FAMILIES |= {name: CONFIGS[name] for name in MORE}
 SLOW = {"granitemoe", "dots1", "minimax_m2", "solar_open"}
 """Compared where there is time: what they have of their own, the others have too."""

@@ -167,7 +167,6 @@ impl Architecture {
                 | Self::HunyuanDense
                 | Self::SeedOss
                 | Self::Exaone4
-                | Self::GptOss
                 | Self::NemotronH
                 | Self::Bamba
                 | Self::FalconH1

@@ -4,7 +4,7 @@ use super::names::{Part, Place};
 use super::packed_experts::PackedExperts;
 use super::{FeedForward, Gated, Loader, Shared, vector};
 use crate::config::{Experts, invalid};
-use crate::weights::{ModelFile, ModelFileError};
+use crate::weights::ModelFileError;
 
 /// The matrices of a gated block.
 const GATED: [Part; 3] = [Part::Gate, Part::Up, Part::Down];
@@ -76,13 +76,11 @@ impl Loader<'_> {
 
     /// Experts that a folder of safetensors has as gpt-oss's, or Llama 4's.
     fn packed_experts(&self, layer: usize) -> Result<Option<PackedExperts<'_>>, ModelFileError> {
-        match self.file {
-            ModelFile::Safetensors(_) if self.config.architecture.has_packed_experts() => {
-                let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
-                PackedExperts::find(self.file, &block, self.config).map(Some)
-            }
-            _ => Ok(None),
+        if !self.names.has_packed_experts(self.config) {
+            return Ok(None);
         }
+        let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
+        PackedExperts::find(self.file, &block, self.config).map(Some)
     }
 
     fn shared(&self, layer: usize) -> Result<Option<Box<Shared>>, ModelFileError> {

@@ -379,6 +379,11 @@ impl Names {
         }
     }
 
+    /// Whether they are in one tensor each.
+    pub(super) fn has_packed_experts(&self, config: &ModelConfig) -> bool {
+        matches!(self, Self::HuggingFace(..)) && config.architecture.has_packed_experts()
+    }
+
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
     pub(super) fn expert(&self, layer: usize, part: Part, expert: usize, config: &ModelConfig) -> Place {
         match self {
@@ -452,6 +457,14 @@ impl Names {
         if rest == "ffn_norm.weight" {
             return Some((self.layer(layer, Part::FfnNorm, config), "")); // whatever the family's GGUF files call it
         }
+        if rest == "attn_sinks.weight" && config.architecture.has_sinks() {
+            let name = self.sinks(layer);
+            let place = Place {
+                is_bare: true,
+                ..Place::whole(name)
+            };
+            return Some((place, ""));
+        }
         let own = PARTS.iter().find_map(|part| {
             let end = rest.strip_prefix(gguf_part(*part, config.architecture))?;
             let is_whole = end.is_empty() || end.starts_with('.');
@@ -461,13 +474,16 @@ impl Names {
     }
 
     /// The same of a layer's experts: their router and its correction, what all tokens share, and `ffn_gate_exps.5`, which GGUF files have in
-    /// one tensor with the others.
+    /// one tensor with the others; what all of them are called together, `ffn_exps`, in folders that have them in one tensor each.
     fn named_of_experts<'a>(&self, layer: usize, rest: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let experts = config.experts?;
         let (first, end) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
         match first {
             "ffn_gate_inp" => return Some((self.router(layer, config), end)),
             "ffn_gate_inp_shexp" => return Some((self.shared_gate(layer), end)),
+            "ffn_exps" if self.has_packed_experts(config) => {
+                return Some((self.whole(layer, "", self.packed_experts(config)), end));
+            }
             "exp_probs_b" if matches!(end, "" | ".bias") => {
                 let name = self.correction(layer, config)?;
                 let place = Place {

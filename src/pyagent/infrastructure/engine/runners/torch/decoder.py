@@ -149,7 +149,8 @@ class Decoder:
         cos_sin, cache = angles[self._tables[index]], kv.slots[slot]
         rows, batch = step.rows[table], step.attention[table]
         q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, cache, is_interleaved=self._is_interleaved)
-        return self._attend(q, cache, batch, self._scale, window, self._softcap).flatten(1)
+        sinks = () if layer.sinks is None else (layer.sinks,)
+        return self._attend(q, cache, batch, self._scale, window, self._softcap, *sinks).flatten(1)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._stages.rms_norm(x, weight, self._epsilon)
