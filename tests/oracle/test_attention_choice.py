@@ -92,7 +92,7 @@ def test_backends_that_say_so_take_sinks(backend: AttentionBackend, trial: Atten
 def test_plugins_backends_are_asked_for_sinks_where_they_take_them(trial: AttentionTrial) -> None:
     """One that does not say so is refused by its name, and one that says so is taken."""
     with_sinks = dataclasses.replace(trial, shape=dataclasses.replace(trial.shape, has_sinks=True))
-    with pytest.raises(ConfigError, match="mine, which cannot be used here: .* has sinks"):
+    with pytest.raises(ConfigError, match=r"mine, which cannot be used here: .* has sinks"):
         choose_attention(choice_with(Brought(scaled(1.0)), "mine"), with_sinks)
     assert choose_attention(choice_with(BroughtWithSinks(scaled(1.0)), "mine"), with_sinks).name == "mine"
 

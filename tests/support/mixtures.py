@@ -16,11 +16,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe, dense layers": CONFIGS["qwen2_moe, dense layers"],
 }
 MORE = ("glm4_moe", "ernie4_5_moe", "granitemoeshared", "granitemoe", "dots1", "minimax_m2", "solar_open", "gpt_oss")
+MORE += ("afmoe", "hunyuan_v1_moe", "exaone_moe", "mellum")
 FAMILIES |= {name: CONFIGS[name] for name in MORE}
-SLOW = {"granitemoe", "dots1", "minimax_m2", "solar_open"}
+_FOUR = {"afmoe", "exaone_moe", "mellum"}
+"""Whose fourth layer is unlike the others."""
+SLOW = {"granitemoe", "dots1", "minimax_m2", "solar_open", "exaone_moe", "mellum"}
 """Compared where there is time: what they have of their own, the others have too."""
 
 
 def random_mixture(family: str, folder: Path) -> Any:
-    """Write a model of three layers; return transformers'."""
-    return random_model(family, folder, FAMILIES[family] | {"num_hidden_layers": 3})
+    """Write a model of three layers, or four; return transformers'."""
+    return random_model(family, folder, FAMILIES[family] | {"num_hidden_layers": 4 if family in _FOUR else 3})

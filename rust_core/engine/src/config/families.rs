@@ -180,15 +180,10 @@ impl Architecture {
                 | Self::Arcee
                 | Self::Apertus
                 | Self::Lfm3
-                | Self::Mellum
-                | Self::BailingMoe2
                 | Self::MiniMax01
                 | Self::T5
                 | Self::Granite
                 | Self::GraniteHybrid
-                | Self::HunyuanMoe
-                | Self::Afmoe
-                | Self::ExaoneMoe
                 | Self::MiniCpm
         ) || self.has_latent_attention()
             || self.has_layer_norms()

@@ -1,6 +1,6 @@
 //! Tensors of attention: looked up, measured, and packed.
 
-use super::names::{Part, Place};
+use super::names::Part;
 use super::{Attention, Linear, Loader};
 use crate::weights::ModelFileError;
 
@@ -20,7 +20,7 @@ impl Loader<'_> {
                 query,
                 None,
                 None,
-                Some(self.linear(&self.gates(layer), config.num_gates(), hidden)?),
+                Some(self.linear(&self.names.gates(layer), config.num_gates(), hidden)?),
             )
         } else if architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
@@ -62,7 +62,7 @@ impl Loader<'_> {
             let architecture = config.architecture;
             let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());
             if architecture.are_gates_apart() {
-                self.check(&self.gates(layer), config.num_gates(), hidden)?;
+                self.check(&self.names.gates(layer), config.num_gates(), hidden)?;
             }
             let in_turn = 3 * config.query_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {
@@ -105,11 +105,6 @@ impl Loader<'_> {
             None => Ok(()),
             Some(name) => Err(ModelFileError::TensorMissing { name }),
         }
-    }
-
-    /// Where gates of what heads attended to are, where they are a matrix of their own.
-    fn gates(&self, layer: usize) -> Place {
-        self.names.whole(layer, "attn_gate", "self_attn.gate_proj")
     }
 
     /// The norm of queries, or keys, where the layer has one.

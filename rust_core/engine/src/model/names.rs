@@ -362,6 +362,11 @@ impl Names {
         self.whole(layer, "attn_sinks.weight", "self_attn.sinks").name
     }
 
+    /// Where the gates of what a layer's heads attended to are, where they are apart.
+    pub(super) fn gates(&self, layer: usize) -> Place {
+        self.whole(layer, "attn_gate", "self_attn.gate_proj")
+    }
+
     /// A tensor of a layer that is not part of another.
     pub(super) fn whole(&self, layer: usize, gguf: &str, hugging_face: &str) -> Place {
         let name = match self {
@@ -456,6 +461,12 @@ impl Names {
         let layer = layer.parse().ok()?;
         if rest == "ffn_norm.weight" {
             return Some((self.layer(layer, Part::FfnNorm, config), "")); // whatever the family's GGUF files call it
+        }
+        if let Some(end) = rest
+            .strip_prefix("attn_gate")
+            .filter(|_| config.architecture.are_gates_apart())
+        {
+            return Some((self.gates(layer), end));
         }
         if rest == "attn_sinks.weight" && config.architecture.has_sinks() {
             let name = self.sinks(layer);

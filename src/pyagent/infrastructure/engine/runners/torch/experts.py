@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear
-from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import UNPACKED_BYTES, Mxfp4
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import UNPACKED_BYTES, ExpertRows, Mxfp4
 
 if TYPE_CHECKING:
     from pyagent._rust import ExpertsConfig
@@ -175,15 +175,19 @@ class DenseStack:
 
 
 class Mxfp4Stack:
-    """As `MatrixStack`, in 4 bits: what a product needs is dequantised for it."""
+    """As `MatrixStack`, in 4 bits: what a product needs is dequantised for it, or read by a kernel as it is."""
 
-    def __init__(self, weights: Mxfp4, biases: Tensor | None, dtype: torch.dtype) -> None:
-        self._weights, self._biases, self._dtype = weights, biases, dtype
+    def __init__(
+        self, weights: Mxfp4, biases: Tensor | None, dtype: torch.dtype, kernel: ExpertRows | None = None
+    ) -> None:
+        self._weights, self._biases, self._dtype, self._kernel = weights, biases, dtype, kernel
 
     @property
     def expert_bytes(self) -> int:
-        """As `MatrixStack.expert_bytes`."""
+        """As `MatrixStack.expert_bytes`; with a kernel, what it writes."""
         numbers = self._weights.numbers[0]
+        if self._kernel is not None:
+            return len(numbers) * self._dtype.itemsize
         return numbers.nbytes + 2 * numbers.numel() * (self._dtype.itemsize + UNPACKED_BYTES)
 
     def linears(self) -> Sequence[Linear]:
@@ -194,6 +198,8 @@ class Mxfp4Stack:
 
     def each(self, rows: Tensor, chosen: Tensor) -> Tensor:
         """As `MatrixStack.each`."""
+        if self._kernel is not None:
+            return self._kernel(rows, self._weights, self._biases, chosen)
         copied = Mxfp4(*(tensor.index_select(0, chosen) for tensor in self._weights))
         return _each(copied.dequantised(self._dtype), self._biases, rows, chosen)
 

@@ -46,7 +46,7 @@ from pyagent.infrastructure.engine.runners.torch.quantised.linear import Grouped
 from pyagent.infrastructure.engine.runners.torch.quantised.matrices import quantised_matrices
 from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import Mxfp4
 from pyagent.infrastructure.engine.runners.torch.quantised.products import Products
-from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_products
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_expert_rows, choose_products
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
@@ -70,6 +70,7 @@ class Layer:
     query_norm: Tensor | None
     key_norm: Tensor | None
     sinks: Tensor | None  # float32, of the rank's heads
+    attention_gate: Linear | None  # of what heads attended to
     attention_output: Linear
     post_attention_norm: Tensor | None
     ffn_norm: Tensor | None
@@ -98,10 +99,13 @@ def attention_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matric
     """Return what a layer's attention multiplies with, by the names of `Layer`."""
     hidden = Span.whole(config.hidden_size)
     q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
-    return {
+    matrices = {
         "qkv": Matrices(hidden, (("attn_q", q), ("attn_k", kv), ("attn_v", kv))),
         "attention_output": Matrices(q, (("attn_output", hidden),)),
     }
+    if config.has_attention_gates:
+        matrices["attention_gate"] = Matrices(hidden, (("attn_gate", q),))
+    return matrices
 
 
 def mlp_matrices(config: ModelConfig, inside: Span, end: str = "") -> dict[str, Matrices]:
@@ -237,7 +241,9 @@ class _Loader:
         return Layer(
             attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
             sinks=self._vector(f"{block}.attn_sinks.weight", part.heads, torch.float32) if config.has_sinks else None,
-            **linears,
+            qkv=linears["qkv"],
+            attention_gate=linears.get("attention_gate"),
+            attention_output=linears["attention_output"],
             query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q if is_wide else head),
             key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv if is_wide else head),
             post_attention_norm=self._post_attention_norm(block, hidden),
@@ -286,8 +292,8 @@ class _Loader:
             down_bias = None  # it is added elsewhere
         if keeps_mxfp4(self._file, block, self._part, self._target):
             gate_up, down = self._kept_experts(packed or GgufExperts(self._file, block, hidden, inside), num)
-            stacks = Mxfp4Stack(gate_up, gate_up_bias, self._dtype), Mxfp4Stack(down, down_bias, self._dtype)
-            return StackedExperts(*stacks)
+            both, kernel = ((gate_up, gate_up_bias), (down, down_bias)), choose_expert_rows(self._device, self._dtype)
+            return StackedExperts(*(Mxfp4Stack(weights, bias, self._dtype, kernel) for weights, bias in both))
         gate_ups, downs = self._dense_experts(block, packed, num)
         if not self._is_invariant:
             return StackedExperts(DenseStack(gate_ups, gate_up_bias), DenseStack(downs, down_bias))

@@ -6,6 +6,7 @@ in this order. Dequantised they are what the CPU runner reads, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +44,10 @@ class Mxfp4(NamedTuple):
         """Return some columns, whole groups."""
         numbers = self.numbers[..., span.first // 2 : span.end // 2]
         return Mxfp4(numbers, self.scales[..., span.first // GROUP : span.end // GROUP])
+
+
+ExpertRows = Callable[[Tensor, Mxfp4, Tensor | None, Tensor], Tensor]
+"""Gives each row's [n, in] product with its expert's matrix, of matrices [E, out, in], biases and `chosen` [n]."""
 
 
 def of_gguf(blocks: Tensor) -> Mxfp4:
