@@ -13,9 +13,9 @@ import pytest
 import torch
 from support.captured_steps import Graphing
 from support.laid_out_folders import in_mxfp4
-from support.mixtures import random_mixture
-from support.sparse_models import CONFIGS, mxfp4_blocks, random_model, tensors_of, write_as_gguf
-from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
+from support.mixtures import random_mixture, write_gpt_oss
+from support.sparse_models import CONFIGS, random_model, tensors_of
+from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyagent.core.errors import ModelError
@@ -184,61 +184,18 @@ def test_only_experts_of_the_best_groups_are_chosen() -> None:
 # --- files ---
 
 
-GGUF_SLOW = ("granitemoeshared", "glm4_moe, as Ling", "hunyuan_v1_moe", "exaone_moe", "mellum")
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["qwen2_moe", "glm4_moe", "afmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in GGUF_SLOW)],
-)
-def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
-    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
-    random_model(family, tmp_path / "folder")
-    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
-    rows = list[Any]()
-    for path in (tmp_path / "folder", gguf):
-        runner = torch_runner(path, ONE_THREAD)
-        Sequences(runner).compute((1, TOKENS[:40]), (2, TOKENS[5:6]))
-        rows.append(runner.rows)
-    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
-
-
 @pytest.fixture(scope="module")
-def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
-    """gpt-oss with experts in MXFP4, as a folder and as a GGUF file, and logits of its dequantised weights."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    folder = tmp_path_factory.mktemp("gpt_oss")
-    model = random_model("gpt_oss", folder)
-    gguf = write_as_gguf(folder.parent / "gpt_oss.gguf", "gpt_oss", tensors_of(folder), mxfp4_blocks)
-    in_mxfp4(folder)
-    state, tensors = model.state_dict(), tensors_of(folder)
-    with torch.no_grad():
-        for name in [name for name in state if f"{name}_blocks" in tensors]:
-            packed = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
-            state[name].copy_(convert_moe_packed_tensors(*packed, dtype=torch.float32))
-        return folder, gguf, model(torch.tensor([TOKENS])).logits[0].numpy()
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """gpt-oss with experts in MXFP4, as a folder and as a GGUF file."""
+    return write_gpt_oss(tmp_path_factory.mktemp("gpt_oss"))[:2]
 
 
-@pytest.mark.parametrize("quantization", ["keep", "none"])
-def test_mxfp4_experts_are_those_of_the_dequantised_model(quantization: Any, gpt_oss: tuple[Path, Path, Any]) -> None:
-    """From both kinds of files, kept in 4 bits and not: the same bits, and transformers' logits of those weights."""
-    *paths, expected = gpt_oss
-    rows = list[Any]()
-    for path in paths:
-        runner = torch_runner(path, dataclasses.replace(ONE_THREAD, quantization=quantization))
-        expect_logits(runner, TOKENS, expected)
-        rows.append(runner.rows)
-    assert (rows[0] == rows[1]).all()
-
-
-def test_experts_in_4_bits_are_told_as_such(gpt_oss: tuple[Path, Path, Any]) -> None:
+def test_experts_in_4_bits_are_told_as_such(gpt_oss: tuple[Path, Path]) -> None:
     """Kept, they take what the file has; dequantised, a number each."""
-    folder, gguf, _ = gpt_oss
-    tensors = tensors_of(folder)
+    tensors = tensors_of(gpt_oss[0])
     packed = sum(one.numel() for name, one in tensors.items() if name.endswith(("_blocks", "_scales")))
     plain = sum(one.numel() for name, one in tensors.items() if name.endswith("weight") and "norm" not in name)
-    for path in (folder, gguf):
+    for path in gpt_oss:
         told = [
             TorchRunnerFactory().estimate(path, dataclasses.replace(ONE_THREAD, **one), STEP).weight_bytes
             for one in ({"quantization": "keep"}, {"quantization": "none"})
@@ -269,7 +226,7 @@ def test_numbers_of_4_bits_are_the_gguf_packages() -> None:
     ],
 )
 def test_faulty_packed_experts_are_named(
-    end: str, change: Any, said: str, gpt_oss: tuple[Path, Path, Any], tmp_path: Path
+    end: str, change: Any, said: str, gpt_oss: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """A tensor that is missing, of another shape or type, before any of the layer's is read."""
     from safetensors.torch import save_file

@@ -19,9 +19,10 @@ import httpx
 import pytest
 from support.mixtures import FAMILIES as MIXTURES
 from support.mixtures import SLOW as SLOW_MIXTURES
-from support.mixtures import random_mixture
+from support.mixtures import random_mixture, write_gpt_oss
 from support.native import answers_of, chat, engine_of
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
+from support.sparse_models import random_model, tensors_of, write_as_gguf
 from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
 
 from pyagent.assembly import make_chain, make_host
@@ -106,6 +107,43 @@ def test_logits_of_mixtures_are_those_of_transformers(family: str, tmp_path: Pat
     for place in range(20):
         sequences.compute(*((number, tokens[place : place + 1]) for number in (900, 901)))
         assert abs(runner.rows - expected[place]).max() < 1e-5 * abs(expected).max()
+
+
+_GGUF_SLOW = ("granitemoeshared", "glm4_moe, as Ling", "hunyuan_v1_moe", "exaone_moe", "mellum")
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_moe", "glm4_moe", "afmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in _GGUF_SLOW)],
+)
+def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
+    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
+    random_model(family, tmp_path / "folder")
+    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    rows = list[Any]()
+    for path in (tmp_path / "folder", gguf):
+        runner = torch_runner(path, dataclasses.replace(EXACT, threads=1))
+        Sequences(runner).compute((1, tokens[:40]), (2, tokens[5:6]))
+        rows.append(runner.rows)
+    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
+
+
+@pytest.mark.parametrize("quantization", ["keep", "none"])
+def test_mxfp4_experts_are_those_of_the_dequantised_model(quantization: Any, tmp_path: Path) -> None:
+    """From both kinds of files, kept in 4 bits and not: the same bits, and transformers' logits of those weights."""
+    import torch
+
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    *paths, model = write_gpt_oss(tmp_path / "gpt_oss")
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    rows = list[Any]()
+    for path in paths:
+        runner = torch_runner(path, dataclasses.replace(EXACT, threads=1, quantization=quantization))
+        expect_logits(runner, tokens, expected)
+        rows.append(runner.rows)
+    assert (rows[0] == rows[1]).all()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

@@ -81,7 +81,7 @@ class Decoder:
         }
         self._frequencies = {
             table: (torch.tensor(frequencies[table][0], dtype=torch.float32, device=device), frequencies[table][1])
-            for table in sorted({*self._tables, *([_NONE] if config.is_norm_after_rope else [])})
+            for table in sorted({*self._tables, _NONE} if config.is_norm_after_rope else set(self._tables))
         }
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
