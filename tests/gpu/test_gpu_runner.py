@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.laid_out_folders import in_mxfp4
 from support.mixtures import random_mixture
 from support.reference_decoder import write_family
 
@@ -68,9 +69,10 @@ def test_model_that_does_not_fit_is_refused_by_name(tiny_model_path: Path, hog: 
 
 def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
     """Of a step that decodes, with windows and caps, with experts or without, only what was sampled is waited for."""
-    write_mixture(tmp_path / "mixture")
-    for family in ("llama", "gemma2", "mixture"):
-        if family != "mixture":
+    for family in MIXTURES:
+        write_mixture(tmp_path / family, family)
+    for family in ("llama", "gemma2", *MIXTURES):
+        if family not in MIXTURES:
             write_family(tmp_path / family, family)
         runner = TORCH.load(tmp_path / family, OPTIONS, STEP, None)
         draw = random.Random(3)
@@ -93,15 +95,21 @@ def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
         runner.close()
 
 
-def write_mixture(folder: Path) -> None:
-    """A small random GLM-4.5, by transformers."""
+MIXTURES = ("glm4_moe", "gpt_oss")
+
+
+def write_mixture(folder: Path, family: str) -> None:
+    """A small random GLM-4.5, or gpt-oss with experts in 4 bits, by transformers."""
     pytest.importorskip("transformers")
-    random_mixture("glm4_moe", folder)
+    random_mixture(family, folder)
+    if family == "gpt_oss":
+        in_mxfp4(folder)
 
 
-def test_mixtures_are_replayed_from_cuda_graphs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", MIXTURES)
+def test_mixtures_are_replayed_from_cuda_graphs(family: str, tmp_path: Path) -> None:
     """The tokens of captured steps are those of eager ones, with experts that each token chooses anew."""
-    write_mixture(tmp_path)
+    write_mixture(tmp_path, family)
     found: list[list[int]] = []
     for is_captured in (False, True):
         runner: Any = TORCH.load(tmp_path, replace(OPTIONS, dtype="f32"), STEP, None)
@@ -115,6 +123,26 @@ def test_mixtures_are_replayed_from_cuda_graphs(tmp_path: Path) -> None:
             while is_captured and runner.when_idle():
                 pass
         assert (runner.graphs.num_replayed > 20) == is_captured
+        found.append(said)
+        runner.close()
+    assert found[0] == found[1]
+
+
+def test_gpt_oss_computes_the_same_in_4_bits_and_dequantised(tmp_path: Path) -> None:
+    """The kernel that reads experts in 4 bits is taken, and greedy tokens are those of the dequantised model."""
+    from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_expert_rows
+
+    write_mixture(tmp_path, "gpt_oss")
+    found: list[list[int]] = []
+    for quantization in ("keep", "none"):
+        assert choose_expert_rows(torch.device("cuda", 0), torch.float32) is not None
+        runner: Any = TORCH.load(tmp_path, replace(OPTIONS, dtype="f32", quantization=quantization), STEP, None)
+        sampler, tokens, said = _rust.SamplerState(temperature=0.0), [3, 7, 9, 4, 1], list[int]()
+        runner.add(0, tokens)
+        for step in range(40):
+            assert runner.reserve(0, step + 5)
+            tokens = runner.execute(Batch([0], [len(tokens)], tokens, [sampler], [step])).tokens
+            said += tokens
         found.append(said)
         runner.close()
     assert found[0] == found[1]

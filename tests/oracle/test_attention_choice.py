@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from importlib.util import find_spec
@@ -73,6 +74,29 @@ def test_backends_pass_the_trial_where_they_can_run(
     assert trial.fault(backend.open(trial.shape)) is None
 
 
+@pytest.mark.parametrize("backend", BUILT_IN, ids=lambda backend: backend.name)
+def test_backends_that_say_so_take_sinks(backend: AttentionBackend, trial: AttentionTrial) -> None:
+    """They pass the trial with sinks; the others are never asked, and named in the settings refused by name."""
+    with_sinks = dataclasses.replace(trial, shape=dataclasses.replace(trial.shape, has_sinks=True))
+    takes_sinks = backend.name in {"triton", "sdpa", "torch", "flex"}
+    if takes_sinks and backend.unavailable_reason(with_sinks.shape) is None:
+        assert with_sinks.fault(backend.open(with_sinks.shape)) is None
+    if not takes_sinks:
+        choice = AttentionChoice((backend,), is_auto=False)
+        with pytest.raises(ConfigError, match=f"{backend.name}, which cannot be used here: .* has sinks"):
+            choose_attention(choice, with_sinks)
+    if backend.name == "sdpa":  # the trial notices where they are left out
+        assert "is wrong by" in str(with_sinks.fault(lambda *told: sdpa.attend(*told[:6])))
+
+
+def test_plugins_backends_are_asked_for_sinks_where_they_take_them(trial: AttentionTrial) -> None:
+    """One that does not say so is refused by its name, and one that says so is taken."""
+    with_sinks = dataclasses.replace(trial, shape=dataclasses.replace(trial.shape, has_sinks=True))
+    with pytest.raises(ConfigError, match=r"mine, which cannot be used here: .* has sinks"):
+        choose_attention(choice_with(Brought(scaled(1.0)), "mine"), with_sinks)
+    assert choose_attention(choice_with(BroughtWithSinks(scaled(1.0)), "mine"), with_sinks).name == "mine"
+
+
 def test_trial_tells_what_is_wrong(trial: AttentionTrial) -> None:
     """Numbers off by a hundredth, no numbers, and errors are told with the batch or the error's first line."""
     assert str(trial.fault(scaled(1.01))) == "attention with window None, short, is wrong by 1.0e-02"
@@ -142,6 +166,12 @@ class Brought:
 
     def open(self, shape: AttentionShape) -> Any:
         return self.opened
+
+
+class BroughtWithSinks(Brought):
+    """One whose backend says that it takes sinks."""
+
+    takes_sinks = True
 
 
 def choice_with(plugin: Brought, name: str) -> AttentionChoice:

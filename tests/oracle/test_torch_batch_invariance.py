@@ -150,21 +150,26 @@ def told_of(reply: Any) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("heads", "window"), [(Heads(9, 3, 64), None), (Heads(4, 4, 32), 24), (Heads(20, 1, 16), 300)])
 def test_fixed_attention_is_the_plain_form(heads: Heads, window: int | None) -> None:
-    """Sequences that decode, prompts and chunks over pages whose other contents are NaN, also with a softcap."""
+    """Sequences that decode, prompts and chunks over pages whose other contents are NaN, with a softcap, with sinks."""
     q, cache, batch = make_inputs([1, 1, 20, 1, 300, 5], [7, 400, 60, 300, 620, 5], heads, window=window)
     for softcap in (None, 20.0):
         expected = plain.attend(q, cache, batch, 0.2, window, softcap)
         torch.testing.assert_close(fixed.attend(q, cache, batch, 0.2, window, softcap), expected, atol=1e-5, rtol=0)
+    told = (0.2, window, None, torch.linspace(-2, 4, heads.q))
+    expected = plain.attend(q, cache, batch, *told)
+    torch.testing.assert_close(fixed.attend(q, cache, batch, *told), expected, atol=1e-5, rtol=0)
 
 
-def trial_of(*, window: int | None = None, softcap: float | None = None, dtype: str = "f32") -> AttentionTrial:
-    shape = AttentionShape("cpu", dtype, dtype, 4, 2, 32, frozenset({None, window}), softcap)
+def trial_of(
+    *, window: int | None = None, softcap: float | None = None, dtype: str = "f32", has_sinks: bool = False
+) -> AttentionTrial:
+    shape = AttentionShape("cpu", dtype, dtype, 4, 2, 32, frozenset({None, window}), softcap, has_sinks)
     return AttentionTrial(shape, 0.2, torch.device("cpu"))
 
 
 def test_trial_finds_no_bit_that_depends_on_the_batch() -> None:
     """Chunks, single queries and what is beside them, by torch's form."""
-    for trial in (trial_of(), trial_of(window=70, softcap=30.0), trial_of(dtype="bf16")):
+    for trial in (trial_of(has_sinks=True), trial_of(window=70, softcap=30.0), trial_of(dtype="bf16")):
         assert trial.fault(fixed.attend) is None
         assert trial.variance(fixed.attend) is None
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.captured_steps import Graphing
-from support.mixtures import random_mixture
-from support.sparse_models import CONFIGS, random_model, tensors_of, write_as_gguf
+from support.laid_out_folders import in_mxfp4
+from support.mixtures import random_mixture, write_gpt_oss
+from support.sparse_models import CONFIGS, random_model, tensors_of
 from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -21,13 +22,18 @@ from pyagent.core.errors import ModelError
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.runners.torch import experts, sizes
 from pyagent.infrastructure.engine.runners.torch.experts import (
+    DenseStack,
     ExpertMlp,
     GroupedExperts,
+    Mxfp4Stack,
     StackedExperts,
     choose_experts,
 )
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.runners.torch.layers import ClampedSwiglu
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear
+from pyagent.infrastructure.engine.runners.torch.quantised import mxfp4
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import Mxfp4
 from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
 
 pytestmark = pytest.mark.oracle
@@ -36,9 +42,10 @@ ONE_THREAD = dataclasses.replace(EXACT, threads=1)
 TOKENS = [(7 * place + place * place) % 250 for place in range(60)]
 
 
-def test_a_rows_bits_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    """`engine.batch_invariant`: experts, and whom they share a product with, change nothing."""
-    random_mixture("qwen2_moe, dense layers", tmp_path)
+@pytest.mark.parametrize("family", ["qwen2_moe, dense layers", "gpt_oss"])
+def test_a_rows_bits_do_not_depend_on_the_batch(family: str, tmp_path: Path) -> None:
+    """`engine.batch_invariant`: experts, and whom they share a product with, change nothing; nor do sinks."""
+    random_mixture(family, tmp_path)
     options = RunnerOptions(threads=1, kv_bytes=1 << 22, batch_invariant=True)
     runner = torch_runner(tmp_path, options)
     alone, rows = Sequences(runner), list[Any]()
@@ -53,12 +60,17 @@ def test_a_rows_bits_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert (runner.rows == [rows[12], rows[19], rows[16]]).all()
 
 
-def test_captured_steps_compute_what_eager_ones_do(tmp_path: Path) -> None:
-    """Replayed for more rows than there are, of padding: the same tokens."""
-    random_mixture("glm4_moe", tmp_path)
+@pytest.mark.parametrize("family", ["glm4_moe", "gpt_oss"])
+def test_captured_steps_compute_what_eager_ones_do(family: str, tmp_path: Path) -> None:
+    """Replayed for more rows than there are, of padding: the same tokens, of experts in 4 bits too."""
+    random_mixture(family, tmp_path)
+    options = ONE_THREAD
+    if family == "gpt_oss":
+        in_mxfp4(tmp_path)
+        options = dataclasses.replace(options, quantization="keep")
     said: list[list[int]] = []
     for kind in (torch_runner, lambda path, options: Graphing(path, options, STEP)):
-        runner = kind(tmp_path, ONE_THREAD)
+        runner = kind(tmp_path, options)
         sequences, tokens, found = Sequences(runner), [3, 7, 9], list[int]()
         for step in range(30):
             tokens = sequences.compute(*((number, [token]) for number, token in enumerate(tokens[: 3 - step // 20])))
@@ -89,15 +101,33 @@ def about(**fields: Any) -> Any:
     return SimpleNamespace(**{"num_used": 2, "num_groups": 1, "num_used_groups": 1, **plain, **fields})
 
 
-def block(config: Any, num_experts: int = 6, *, grouped: bool = False) -> tuple[ExpertMlp, torch.Tensor]:
+def in_4_bits(num_experts: int, draw: torch.Generator) -> StackedExperts:
+    """Random experts in MXFP4, with biases."""
+    stacks: list[Mxfp4Stack] = []
+    for rows, columns in ((64, 32), (32, 32)):
+        numbers = torch.randint(256, (num_experts, rows, columns // 2), generator=draw).to(torch.uint8)
+        scales = torch.randint(124, 128, (num_experts, rows, columns // 32), generator=draw).to(torch.uint8)
+        biases = torch.randn(num_experts, rows, generator=draw)
+        stacks.append(Mxfp4Stack(Mxfp4(numbers, scales), biases, torch.float32))
+    return StackedExperts(*stacks)
+
+
+def block(
+    config: Any, num_experts: int = 6, *, grouped: bool = False, has_4_bits: bool = False
+) -> tuple[ExpertMlp, torch.Tensor]:
     """A mixture of small random experts, and rows for it."""
     draw = torch.Generator().manual_seed(4)
+    if has_4_bits:
+        router = DenseLinear(torch.randn(num_experts, 32, generator=draw), torch.randn(num_experts, generator=draw))
+        gate = ClampedSwiglu(1.702, 7.0)
+        mlp = ExpertMlp(config, router, None, in_4_bits(num_experts, draw), None, None, gate)
+        return mlp, torch.randn(9, 32, generator=draw)
     gate_up, down = torch.randn(num_experts, 24, 16, generator=draw), torch.randn(num_experts, 16, 12, generator=draw)
     both = zip(gate_up, down, strict=True)
     products = GroupedExperts([(DenseLinear(one), DenseLinear(two)) for one, two in both])
     router, correction = torch.randn(num_experts, 16, generator=draw), torch.rand(num_experts, generator=draw)
     shared = None
-    kind = products if grouped else StackedExperts(gate_up, down)
+    kind = products if grouped else StackedExperts(DenseStack(gate_up), DenseStack(down))
     mlp = ExpertMlp(config, DenseLinear(router), correction, kind, shared, None, "silu")
     return mlp, torch.randn(9, 16, generator=draw)
 
@@ -107,15 +137,18 @@ def computed(mlp: ExpertMlp) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: mlp(x, TorchStages(), is_decode=True)
 
 
-@pytest.mark.parametrize("config", [about(), about(is_rated_by_sigmoid=True, num_groups=3, num_used_groups=2)])
-def test_steps_that_decode_wait_for_nothing(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "has_4_bits"),
+    [(about(), False), (about(is_rated_by_sigmoid=True, num_groups=3, num_used_groups=2), False), (about(), True)],
+)
+def test_steps_that_decode_wait_for_nothing(config: Any, has_4_bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced with symbols for data, no shape follows from the device's numbers and the host asks for none of them.
 
     Of the form that groups tokens this would not hold: it is refused by the same trace. Pieces of the weights that are
     gathered at a time are cut by shapes alone.
     """
-    mlp, x = block(config)
-    for num_bytes in (1 << 20, 5000):  # all at once; a pair and a half
+    mlp, x = block(config, has_4_bits=has_4_bits)
+    for num_bytes in (1 << 20, 30_000 if has_4_bits else 5000):  # all at once; a pair and a half
         monkeypatch.setattr(experts, "GATHER_BYTES", num_bytes)
         graph = make_fx(computed(mlp), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
         called = " ".join(str(node.target) for node in graph.graph.nodes)
@@ -151,17 +184,61 @@ def test_only_experts_of_the_best_groups_are_chosen() -> None:
 # --- files ---
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", pytest.param("granitemoeshared", marks=pytest.mark.slow)])
-def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
-    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
-    random_model(family, tmp_path / "folder")
-    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
-    rows = list[Any]()
-    for path in (tmp_path / "folder", gguf):
-        runner = torch_runner(path, ONE_THREAD)
-        Sequences(runner).compute((1, TOKENS[:40]), (2, TOKENS[5:6]))
-        rows.append(runner.rows)
-    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """gpt-oss with experts in MXFP4, as a folder and as a GGUF file."""
+    return write_gpt_oss(tmp_path_factory.mktemp("gpt_oss"))[:2]
+
+
+def test_experts_in_4_bits_are_told_as_such(gpt_oss: tuple[Path, Path]) -> None:
+    """Kept, they take what the file has; dequantised, a number each."""
+    tensors = tensors_of(gpt_oss[0])
+    packed = sum(one.numel() for name, one in tensors.items() if name.endswith(("_blocks", "_scales")))
+    plain = sum(one.numel() for name, one in tensors.items() if name.endswith("weight") and "norm" not in name)
+    for path in gpt_oss:
+        told = [
+            TorchRunnerFactory().estimate(path, dataclasses.replace(ONE_THREAD, **one), STEP).weight_bytes
+            for one in ({"quantization": "keep"}, {"quantization": "none"})
+        ]
+        assert told == [4 * plain + packed, 4 * plain + 4 * packed * 32 // 17]
+
+
+def test_numbers_of_4_bits_are_the_gguf_packages() -> None:
+    """Every byte and every scale that is finite, from GGUF's blocks: bit for bit, in bfloat16 by one rounding."""
+    gguf = pytest.importorskip("gguf")
+    blocks = torch.randint(256, (3, 86, 17), generator=torch.Generator().manual_seed(2)).to(torch.uint8)
+    blocks[..., 0] = torch.arange(258).view(3, 86) % 252  # of larger ones the package's products are infinite
+    kind = gguf.GGMLQuantizationType.MXFP4
+    expected = torch.from_numpy(gguf.quants.dequantize(blocks.flatten(1).numpy(), kind).copy())
+    found = mxfp4.of_gguf(blocks)
+    assert torch.equal(found.dequantised(torch.float32), expected)
+    assert torch.equal(found.dequantised(torch.bfloat16), expected.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "said"),
+    [
+        ("gate_up_proj_scales", None, "is missing: is the model whole"),
+        ("down_proj_bias", None, "is missing"),
+        ("down_proj_blocks", lambda one: one[:, :-1], r"is \[6, 63, 3, 16\]; expected \[6, 64, 3, 16\]"),
+        ("gate_up_proj_bias", lambda one: one[:, :-2], r"is .*; expected \[6, 192\]"),
+        ("gate_up_proj_scales", lambda one: one.to(torch.int8), "is of element type I8; expected U8"),
+    ],
+)
+def test_faulty_packed_experts_are_named(
+    end: str, change: Any, said: str, gpt_oss: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A tensor that is missing, of another shape or type, before any of the layer's is read."""
+    from safetensors.torch import save_file
+
+    tensors, name = tensors_of(gpt_oss[0]), f"model.layers.1.mlp.experts.{end}"
+    faulty = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(faulty).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((gpt_oss[0] / "config.json").read_text())
+    with pytest.raises(ModelError, match=rf"layers\.1\.mlp\.experts\.{end}' {said}"):
+        torch_runner(tmp_path, ONE_THREAD)
 
 
 def test_memory_counts_every_expert(tmp_path: Path) -> None:
@@ -206,7 +283,7 @@ def test_an_expert_that_is_missing_or_of_another_size_is_named(tmp_path: Path) -
 
 def test_mixtures_that_only_the_cpu_computes_are_refused_by_name(tmp_path: Path) -> None:
     """With what may be done instead."""
-    random_model("hunyuan_v1_moe", tmp_path, CONFIGS["hunyuan_v1_moe"] | {"num_hidden_layers": 1})
-    with pytest.raises(ModelError, match=r"hunyuan-moe with experts is not implemented.*set engine\.runner to cpu"):
+    random_model("llama4_text", tmp_path, CONFIGS["llama4_text"])
+    with pytest.raises(ModelError, match=r"llama4 with experts is not implemented.*set engine\.runner to cpu"):
         torch_runner(tmp_path, ONE_THREAD)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "hunyuan_v1_moe"
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama4_text"

@@ -19,9 +19,10 @@ import httpx
 import pytest
 from support.mixtures import FAMILIES as MIXTURES
 from support.mixtures import SLOW as SLOW_MIXTURES
-from support.mixtures import random_mixture
+from support.mixtures import random_mixture, write_gpt_oss
 from support.native import answers_of, chat, engine_of
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
+from support.sparse_models import random_model, tensors_of, write_as_gguf
 from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
 
 from pyagent.assembly import make_chain, make_host
@@ -108,6 +109,43 @@ def test_logits_of_mixtures_are_those_of_transformers(family: str, tmp_path: Pat
         assert abs(runner.rows - expected[place]).max() < 1e-5 * abs(expected).max()
 
 
+_GGUF_SLOW = ("granitemoeshared", "glm4_moe, as Ling", "hunyuan_v1_moe", "exaone_moe", "mellum")
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_moe", "glm4_moe", "afmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in _GGUF_SLOW)],
+)
+def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
+    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
+    random_model(family, tmp_path / "folder")
+    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    rows = list[Any]()
+    for path in (tmp_path / "folder", gguf):
+        runner = torch_runner(path, dataclasses.replace(EXACT, threads=1))
+        Sequences(runner).compute((1, tokens[:40]), (2, tokens[5:6]))
+        rows.append(runner.rows)
+    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
+
+
+@pytest.mark.parametrize("quantization", ["keep", "none"])
+def test_mxfp4_experts_are_those_of_the_dequantised_model(quantization: Any, tmp_path: Path) -> None:
+    """From both kinds of files, kept in 4 bits and not: the same bits, and transformers' logits of those weights."""
+    import torch
+
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    *paths, model = write_gpt_oss(tmp_path / "gpt_oss")
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    rows = list[Any]()
+    for path in paths:
+        runner = torch_runner(path, dataclasses.replace(EXACT, threads=1, quantization=quantization))
+        expect_logits(runner, tokens, expected)
+        rows.append(runner.rows)
+    assert (rows[0] == rows[1]).all()
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_half_precision_is_near_float32(dtype: Any, tmp_path: Path) -> None:
     """Weights and products of 16 bits: each position's logits have a cosine above 0.999 with float32's."""
@@ -148,8 +186,10 @@ def test_fp8_kv_is_near_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, 5, 16, 40])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (8, 1)])
-def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int | None) -> None:
-    """Ragged batches over pages in any order, whose other contents are NaN: the same heads to 1e-5."""
+def test_sdpa_is_the_plain_form(
+    num_heads: int, num_kv_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged batches over pages in any order, whose other contents are NaN: the same heads to 1e-5, with sinks too."""
     import torch
 
     from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
@@ -173,6 +213,11 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
     for attend in (sdpa.attend, CpuAttend()):
         found = attend(q, PagedCache(*caches), batch, 0.2, window, None)
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    sinks, doubled = torch.linspace(-2, 4, num_heads), PagedCache(*(cache.double() for cache in caches))
+    expected = plain.attend(q.double(), doubled, batch, 0.2, window, None, sinks)
+    monkeypatch.setattr(sdpa, "SINK_MASK_NUMBERS", 2000)  # prompts in parts
+    found = sdpa.attend(q, PagedCache(*caches), batch, 0.2, window, None, sinks)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_decoding_on_the_cpu_keeps_its_memory_and_nothing_else() -> None:

@@ -134,11 +134,16 @@ def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: i
     expect_parts_equal(tmp_path, vocab_size, tp_size, pp_size)
 
 
-@pytest.mark.parametrize(("tp_size", "pp_size"), [(4, 1), (2, 2)])
-def test_parts_of_a_mixture_compute_what_the_whole_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
-    """Ranks have columns of each expert, of the MLP beside them, and of the layers without experts."""
+@pytest.mark.parametrize(
+    ("family", "tp_size", "pp_size"),
+    [("qwen2_moe, dense layers", 4, 1), ("qwen2_moe, dense layers", 2, 2), ("gpt_oss", 2, 1)],
+)
+def test_parts_of_a_mixture_compute_what_the_whole_does(
+    family: str, tp_size: int, pp_size: int, tmp_path: Path
+) -> None:
+    """Ranks have columns of each expert, of the MLP beside them, and of layers without experts; sinks, and biases."""
     pytest.importorskip("transformers")
-    random_mixture("qwen2_moe, dense layers", tmp_path)
+    random_mixture(family, tmp_path)
     expect_parts_equal(tmp_path, 250, tp_size, pp_size)
 
 

@@ -16,13 +16,24 @@ MOST_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Of a row: some units in the last place of the operands. The interpreter cuts bfloat16 off where a GPU rounds."""
 
 
-def error(inputs: Inputs, scale: float, window: int | None = None, softcap: float | None = None) -> float:
+def error(
+    inputs: Inputs,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> float:
     """Return the worst row's error against the plain form in float64."""
     q, cache, batch = inputs
-    out = attend(q, cache, batch, scale, window, softcap)
+    out = attend(q, cache, batch, scale, window, softcap, sinks)
     assert out.dtype == q.dtype
-    expected = plain.attend(q.double(), cache, batch, scale, window, softcap)
+    expected = plain.attend(q.double(), cache, batch, scale, window, softcap, sinks)
     return worst_row(out, expected)
+
+
+def sinks_of(heads: Heads) -> torch.Tensor:
+    """A score for each head, from below most of the keys' to above all of them."""
+    return torch.linspace(-2, 5, heads.q, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", list(MOST_ERROR), ids=str)
@@ -104,6 +115,32 @@ def test_fp8_keys_and_values_are_read_with_their_scales(dtype: torch.dtype) -> N
     assert error(in_fp8(hidden), 0.1, 20, 30.0) < 10 * MOST_ERROR[dtype]
     shared = make_inputs([1, 1], [300, 340], Heads(4, 2, 64), dtype, num_shared=256, device=DEVICE)
     assert error(in_fp8(shared), 0.1) < MOST_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sinks_take_their_share_of_the_softmax(dtype: torch.dtype) -> None:
+    """In decode and chunks, of contexts in one part and in several, with windows, FP8 keys and a shared prefix."""
+    heads = Heads(6, 2, 64)
+    sinks, most = sinks_of(heads), MOST_ERROR[dtype]
+    mixed = make_inputs([1, 19, 1, 2], [1, 33, 700, 40], heads, dtype, device=DEVICE)
+    assert error(mixed, 0.125, sinks=sinks) < most
+    assert error(in_fp8(mixed), 0.125, sinks=sinks) < most
+    hidden = make_inputs([1, 20, 1], [600, 60, 9], heads, dtype, window=24, device=DEVICE)
+    assert error(hidden, 0.125, 24, sinks=sinks) < most
+    shared = make_inputs([1, 3, 1], [300, 40, 600], heads, dtype, num_shared=256, device=DEVICE)
+    assert error(shared, 0.125, sinks=sinks) < most
+
+
+def test_sinks_keep_the_bits_of_every_batch() -> None:
+    """A context in one part is the same alone and where others have several; sinks of no weight change no bit."""
+    heads = Heads(4, 2, 64)
+    sinks = sinks_of(heads)
+    alone = make_inputs([1], [200], heads, seed=1, device=DEVICE)
+    together = beside(alone, make_inputs([1, 7], [700, 90], heads, seed=2, device=DEVICE))
+    first = attend(*alone, 0.125, None, None, sinks)
+    assert torch.equal(attend(*together, 0.125, None, None, sinks)[:1], first)
+    none = torch.full_like(sinks, -1e4)
+    assert torch.equal(attend(*together, 0.125, None, None, none), attend(*together, 0.125, None, None))
 
 
 def test_windows_leave_a_shared_prefix_out_of_sight() -> None:

@@ -20,7 +20,7 @@ def test_every_kernel_compiles_for_hopper_without_spilling() -> None:
     kernels = [json.loads(line) for line in result.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
     attention = {"_attend_parts", "_attend_prefix", "_merge_parts", "_attend_tiles"}
-    products = {"_fixed_product", "_one_row", "_rows", "_dequantise", "_quantise_rows", "_scaled_rows"}
+    products = {"_fixed_product", "_one_row", "_rows", "_dequantise", "_quantise_rows", "_scaled_rows", "_expert_rows"}
     assert names == attention | products | {"_rms_norm", "_gate", "_rotate_and_store", "adjust", "weigh", "draw"}
     assert not [kernel for kernel in kernels if kernel["spilled_bytes"]]
     instructions = {(kernel["name"], kernel["matrix"]) for kernel in kernels if kernel["matrix"].endswith("MMA")}

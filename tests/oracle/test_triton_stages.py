@@ -8,10 +8,14 @@ from support.paged_attention import worst_row
 from torch.nn import functional
 
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache, quantised
+from pyagent.infrastructure.engine.runners.torch.experts import Mxfp4Stack
+from pyagent.infrastructure.engine.runners.torch.kernels.expert_rows import expert_rows
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
 from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
-from pyagent.infrastructure.engine.runners.torch.layers import rotate
+from pyagent.infrastructure.engine.runners.torch.layers import ClampedSwiglu, rotate
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import Mxfp4
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import expert_rows_fault
 
 pytestmark = pytest.mark.oracle
 
@@ -68,6 +72,16 @@ def test_gate_equals_torch(activation: str, dtype: torch.dtype) -> None:
     first, second = x.double().chunk(2, dim=1)
     activated = functional.silu(first) if activation == "silu" else functional.gelu(first, approximate="tanh")
     assert worst_row(gate(x, activation), activated * second) < MOST_ERROR[dtype]
+
+
+@DTYPES
+def test_gate_with_limits_equals_its_formula(dtype: torch.dtype) -> None:
+    """gpt-oss's: gates far below the limit, and what they let through up to it on both sides."""
+    x = 6 * random(3, 2 * 300, dtype=dtype)
+    first, second = x.double().chunk(2, dim=1)
+    first, second = first.clamp(max=7.0), second.clamp(-7.0, 7.0)
+    expected = first * torch.sigmoid(1.702 * first) * (second + 1)
+    assert worst_row(gate(x, ClampedSwiglu(1.702, 7.0)), expected) < MOST_ERROR[dtype]
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor, is_interleaved: bool) -> torch.Tensor:
@@ -150,3 +164,40 @@ def test_fp8_numbers_are_within_a_sixteenth_of_what_was_stored() -> None:
     greatest = numbers.float().abs().amax(1)[x.abs().amax(1) > 0]
     assert greatest.min() >= 224
     assert greatest.max() <= 448
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(20, 288), (7, 32)])
+def test_rows_with_experts_in_4_bits_equal_their_formula(num_rows: int, num_columns: int, dtype: torch.dtype) -> None:
+    """Every number and scales down to 0, of experts in any order and more than once, with biases and without."""
+    shape = (5, num_rows, num_columns // 2)
+    numbers = torch.randint(256, shape, dtype=torch.uint8)
+    scales = torch.randint(118, 128, (*shape[:2], num_columns // 32), dtype=torch.uint8)
+    scales[0, 0] = torch.arange(len(scales[0, 0]))
+    matrices = Mxfp4(numbers.to(DEVICE), scales.to(DEVICE))
+    chosen = torch.tensor([4, 0, 2, 2, 0, 1], device=DEVICE)
+    x, biases = random(6, num_columns, dtype=dtype), random(5, num_rows, dtype=dtype)
+    expected = torch.einsum("noi,ni->no", matrices.dequantised(torch.float32).double()[chosen], x.double())
+    assert worst_row(expert_rows(x, matrices, None, chosen), expected) < MOST_ERROR[dtype]
+    with_biases = expert_rows(x, matrices, biases, chosen)
+    assert worst_row(with_biases, expected + biases.double()[chosen]) < MOST_ERROR[dtype]
+    stack = Mxfp4Stack(matrices, biases, dtype, expert_rows)
+    assert torch.equal(stack.each(x, chosen), with_biases)
+
+
+def test_the_trial_of_the_experts_kernel_tells_what_is_wrong() -> None:
+    """Right it passes; scales of a neighbour, biases left out, and a compiler's errors are told."""
+    told = torch.device(DEVICE), torch.float32
+    assert expert_rows_fault(expert_rows, *told) is None
+
+    def shifted(x: torch.Tensor, matrices: Mxfp4, *more: torch.Tensor) -> torch.Tensor:
+        return expert_rows(x, matrices._replace(scales=matrices.scales.roll(1, 2)), *more)
+
+    assert "MXFP4 is wrong by" in str(expert_rows_fault(shifted, *told))
+    without = expert_rows_fault(lambda x, matrices, _, chosen: expert_rows(x, matrices, None, chosen), *told)
+    assert "MXFP4 is wrong by" in str(without)
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("no compiler\nset CC")
+
+    assert expert_rows_fault(broken, *told) == "RuntimeError: no compiler"

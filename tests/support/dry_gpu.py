@@ -116,6 +116,7 @@ def compile_kernels(capability: int) -> list[Compiled]:
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
     from pyagent.infrastructure.engine.runners.torch.kernels.products import product
     from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
+    from pyagent.infrastructure.engine.runners.torch.layers import ClampedSwiglu
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.bfloat16)
@@ -126,8 +127,12 @@ def compile_kernels(capability: int) -> list[Compiled]:
     shared = make_inputs([1] * 2, [1030] * 2, Heads(4, 1, 128), torch.bfloat16, num_shared=512)
     attend(*shared, 0.1, None, None)
     attend(*in_fp8(inputs), 0.1, None, None)
+    for window in (None, 128):
+        attend(*inputs, 0.1, window, None, torch.zeros(32))
+    attend(*shared, 0.1, None, None, torch.zeros(4))
     rms_norm(numbers(2, 4096), numbers(4096), 1e-5, numbers(2, 4096))
     gate(numbers(2, 28_672), "silu")
+    gate(numbers(2, 5760), ClampedSwiglu(1.702, 7.0))
     angles = torch.zeros((2, 64))
     heads = (numbers(2, 32, 128), numbers(2, 8, 128), numbers(2, 8, 128))
     cache = PagedCache(numbers(1, 16, 8, 128), numbers(1, 16, 8, 128))
@@ -138,6 +143,7 @@ def compile_kernels(capability: int) -> list[Compiled]:
     for num_rows, is_wide in ((3, False), (300, True)):
         product(numbers(num_rows, 4096), numbers(4096, 4096), numbers(4096), is_wide=is_wide)
     compile_grouped(numbers)
+    compile_experts(numbers)
     compile_folders(numbers, capability)
     compile_sampling()
     return gpu.compiled
@@ -173,6 +179,17 @@ def compile_grouped(numbers: Callable[..., torch.Tensor]) -> None:
             product(numbers(num_tokens, 4096), matrix, numbers(num_tokens, 1024))
         if not lengths:
             dequantise(matrix, numbers(1024, 4096))
+
+
+def compile_experts(numbers: Callable[..., torch.Tensor]) -> None:
+    """Compile the product of rows with gpt-oss's experts."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.kernels.expert_rows import expert_rows
+    from pyagent.infrastructure.engine.runners.torch.quantised import mxfp4
+
+    matrices = mxfp4.empty((2, 5760, 2880), torch.device("cpu"))
+    expert_rows(numbers(4, 2880), matrices, numbers(2, 5760), torch.zeros(4, dtype=torch.int64))
 
 
 def compile_folders(numbers: Callable[..., torch.Tensor], capability: int) -> None:

@@ -215,6 +215,7 @@ pub fn find<'a>(
         _ => names.named(name, config),
     };
     match place {
+        Some((place, ".bias")) if place.bias_row.is_some() => place.bias(file),
         Some((place, end)) => place.find(file, end),
         None => Ok(None),
     }

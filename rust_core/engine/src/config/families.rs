@@ -246,7 +246,6 @@ impl Architecture {
                 | Self::HunyuanDense
                 | Self::SeedOss
                 | Self::Exaone4
-                | Self::GptOss
                 | Self::NemotronH
                 | Self::Bamba
                 | Self::FalconH1
@@ -260,15 +259,10 @@ impl Architecture {
                 | Self::Arcee
                 | Self::Apertus
                 | Self::Lfm3
-                | Self::Mellum
-                | Self::BailingMoe2
                 | Self::MiniMax01
                 | Self::T5
                 | Self::Granite
                 | Self::GraniteHybrid
-                | Self::HunyuanMoe
-                | Self::Afmoe
-                | Self::ExaoneMoe
                 | Self::MiniCpm
                 | Self::Glm
                 | Self::HyV3

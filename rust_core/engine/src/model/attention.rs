@@ -24,7 +24,7 @@ impl Loader<'_> {
                 query,
                 None,
                 None,
-                Some(self.linear(&self.gates(layer), config.num_gates(), hidden)?),
+                Some(self.linear(&self.names.gates(layer), config.num_gates(), hidden)?),
             )
         } else if architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
@@ -66,7 +66,7 @@ impl Loader<'_> {
             let architecture = config.architecture;
             let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());
             if architecture.are_gates_apart() {
-                self.check(&self.gates(layer), config.num_gates(), hidden)?;
+                self.check(&self.names.gates(layer), config.num_gates(), hidden)?;
             }
             let in_turn = config.query_size() + 2 * config.kv_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {
@@ -143,11 +143,6 @@ impl Loader<'_> {
             linear((starts[1], of_kv))?,
             linear((starts[2], of_kv))?,
         ])
-    }
-
-    /// Where gates of what heads attended to are, where they are a matrix of their own.
-    fn gates(&self, layer: usize) -> Place {
-        self.names.whole(layer, "attn_gate", "self_attn.gate_proj")
     }
 
     /// The norm of queries, or keys, where the layer has one.

@@ -86,7 +86,7 @@ impl Loader<'_> {
         let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
         let has_them = match self.config.architecture {
             Architecture::Qwen3Moe => self.are_turned(&block)?,
-            architecture => architecture.has_packed_experts(),
+            _ => self.names.has_packed_experts(self.config),
         };
         let packed = has_them.then(|| PackedExperts::find(self.file, &block, self.config));
         packed.transpose()

@@ -467,6 +467,11 @@ impl Names {
         self.whole(layer, "attn_sinks.weight", "self_attn.sinks").name
     }
 
+    /// Where the gates of what a layer's heads attended to are, where they are apart.
+    pub(super) fn gates(&self, layer: usize) -> Place {
+        self.whole(layer, "attn_gate", "self_attn.gate_proj")
+    }
+
     /// A tensor of a layer that is not part of another.
     pub(super) fn whole(&self, layer: usize, gguf: &str, hugging_face: &str) -> Place {
         let name = match self {
@@ -482,6 +487,11 @@ impl Names {
             Architecture::Llama4 => "feed_forward.experts",
             _ => "mlp.experts",
         }
+    }
+
+    /// Whether they are in one tensor each.
+    pub(super) fn has_packed_experts(&self, config: &ModelConfig) -> bool {
+        matches!(self, Self::HuggingFace(..)) && config.architecture.has_packed_experts()
     }
 
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
@@ -560,6 +570,20 @@ impl Names {
         if rest == "ffn_norm.weight" {
             return Some((self.layer(layer, Part::FfnNorm, config), "")); // whatever the family's GGUF files call it
         }
+        if let Some(end) = rest
+            .strip_prefix("attn_gate")
+            .filter(|_| config.architecture.are_gates_apart())
+        {
+            return Some((self.gates(layer), end));
+        }
+        if rest == "attn_sinks.weight" && config.architecture.has_sinks() {
+            let name = self.sinks(layer);
+            let place = Place {
+                is_bare: true,
+                ..Place::whole(name)
+            };
+            return Some((place, ""));
+        }
         let own = PARTS.iter().find_map(|part| {
             let end = rest.strip_prefix(gguf_part(*part, config.architecture))?;
             let is_whole = end.is_empty() || end.starts_with('.');
@@ -569,13 +593,16 @@ impl Names {
     }
 
     /// The same of a layer's experts: their router and its correction, what all tokens share, and `ffn_gate_exps.5`, which GGUF files have in
-    /// one tensor with the others.
+    /// one tensor with the others; what all of them are called together, `ffn_exps`, in folders that have them in one tensor each.
     fn named_of_experts<'a>(&self, layer: usize, rest: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let experts = config.experts?;
         let (first, end) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
         match first {
             "ffn_gate_inp" => return Some((self.router(layer, config), end)),
             "ffn_gate_inp_shexp" => return Some((self.shared_gate(layer), end)),
+            "ffn_exps" if self.has_packed_experts(config) => {
+                return Some((self.whole(layer, "", self.packed_experts(config)), end));
+            }
             "exp_probs_b" if matches!(end, "" | ".bias") => {
                 let name = self.correction(layer, config)?;
                 let place = Place {

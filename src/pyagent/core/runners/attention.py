@@ -18,6 +18,9 @@ KEY = "engine.attention"
 Attend = Callable[..., Any]
 """`attend(q, cache, batch, scale, window, softcap)` gives [T, Hq, D], all tensors torch's, which is not known here.
 
+Where the shape has sinks there is a seventh argument, `sinks` float32 [Hq]: a score of each head, which takes part in
+the softmax as that of a key whose value is 0.
+
 `q` [T, Hq, D] are a step's queries. `cache.keys` and `cache.values` [num_pages, 16, Hkv, D] hold all keys, those of the
 step too. `batch.query_starts` [n + 1], `batch.lengths` [n] and `batch.tables` [n, max_pages] say where the sequences'
 queries, lengths and pages are; `batch.num_queries` and `batch.num_tokens` are the first two as numbers of the host. A
@@ -34,7 +37,8 @@ Mask = Callable[..., Any]
 class AttentionShape:
     """What a model's layers ask of attention: on which device (torch's word), in which data types, for which heads.
 
-    `windows` are those of its layers, None for a layer that sees every position.
+    `windows` are those of its layers, None for a layer that sees every position. With sinks, each head has a score that
+    takes part in every softmax (gpt-oss).
     """
 
     device: str
@@ -45,6 +49,7 @@ class AttentionShape:
     head_dim: int
     windows: frozenset[int | None]
     softcap: float | None
+    has_sinks: bool = False
 
 
 class AttentionBackend(Protocol):
@@ -70,6 +75,16 @@ class ChoosyAttentionBackend(Protocol):
 
     def passed_over_reason(self, shape: AttentionShape) -> str | None:
         """Return why `engine.attention = "auto"` leaves it out; None where it may be taken."""
+        ...
+
+
+@runtime_checkable
+class SinkAttentionBackend(Protocol):
+    """A backend that says of itself whether it takes sinks: one that does not say so is not asked for them."""
+
+    @property
+    def takes_sinks(self) -> bool:
+        """Whether `attend` may be called with sinks."""
         ...
 
 
@@ -113,6 +128,11 @@ class BroughtAttentionBackend:
     def unavailable_reason(self, shape: AttentionShape) -> str | None:
         """Return why it cannot be used; None where it can."""
         return self._reason(self.backend.unavailable_reason, shape)
+
+    @property
+    def takes_sinks(self) -> bool:
+        """Whether it says so."""
+        return isinstance(self.backend, SinkAttentionBackend) and self.backend.takes_sinks is True
 
     def passed_over_reason(self, shape: AttentionShape) -> str | None:
         """Return why `auto` leaves it out; None where it may be taken."""

@@ -199,7 +199,8 @@ def _same_family(one: object, other: object) -> bool:
 
 _SAME = (
     "vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
-    " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
+    " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation swiglu_limits has_sinks"
+    " has_attention_gates is_norm_after_rope"
     " attention_softcap logit_softcap context_length is_output_tied experts dense_layers query_growth dual_chunks"
     " latent gemma4 recurrent recurrent_layers blocks has_mtp"
 )

@@ -17,6 +17,7 @@ class PlainAttention:
     """Attention as its formula reads: slow, and what every other backend is compared with."""
 
     name = "torch"
+    takes_sinks = True
 
     def unavailable_reason(self, shape: AttentionShape) -> str | None:
         """Return None: it takes every shape."""
@@ -38,14 +39,15 @@ class SdpaAttention:
     """Torch's `scaled_dot_product_attention`, over keys and values copied together."""
 
     name = "sdpa"
+    takes_sinks = True
 
     def unavailable_reason(self, shape: AttentionShape) -> str | None:
         """Return why not: torch's kernels have no softcap."""
         return None if shape.softcap is None else "torch's scaled_dot_product_attention has no softcap"
 
     def open(self, shape: AttentionShape) -> Attend:
-        """Return attention through torch's kernels; a CPU gathers into memory that stays."""
-        if shape.device.startswith("cpu"):
+        """Return attention through torch's kernels; a CPU gathers into memory that stays, without sinks."""
+        if shape.device.startswith("cpu") and not shape.has_sinks:
             from pyagent.infrastructure.engine.runners.torch.attention.cpu import CpuAttend
 
             return CpuAttend()
@@ -58,6 +60,7 @@ class TritonAttention:
     """Our kernels, which read pages where they lie."""
 
     name = "triton"
+    takes_sinks = True
 
     def unavailable_reason(self, shape: AttentionShape) -> str | None:
         """Return why the kernels cannot run on the device, or have no tile for such heads."""
@@ -112,6 +115,8 @@ class FlexAttention:
     `mask(head, query_position, key_position)` gets integer tensors and returns whether the query sees the key, by
     torch's operations. A query must see itself. What no query will see stays in memory: only windows let blocks go.
     """
+
+    takes_sinks = True
 
     def __init__(self, name: str = "flex", mask: Mask | None = None) -> None:
         self.name = name

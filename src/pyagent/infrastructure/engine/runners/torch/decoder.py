@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from pyagent.infrastructure.engine.runners.torch.layers import rotary
+from pyagent.infrastructure.engine.runners.torch.experts import sigmoid
+from pyagent.infrastructure.engine.runners.torch.layers import rotary, rotate
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -30,7 +31,8 @@ Angles = dict[int, tuple[Tensor, Tensor]]
 _FULL, _WINDOW, _NONE = range(3)
 """Tables: of layers that see everything, of layers with a window, and of layers without rotary positions.
 
-The last turns nothing, by angles of 0: keys go to their pages by the same kernel.
+The last turns nothing, by angles of 0: keys go to their pages by the same kernel. So do those that are turned before
+their norm.
 """
 
 
@@ -57,6 +59,7 @@ class Decoder:
         self._heads = (part.heads.num, part.kv_heads.num)
         self._head_dim = config.head_dim
         self._is_norm_wide = config.is_qk_norm_wide
+        self._is_norm_after_rope = config.is_norm_after_rope
         self._epsilon = config.norm_epsilon
         self._scale = config.attention_scale
         self._embedding_scale = config.embedding_scale
@@ -78,7 +81,7 @@ class Decoder:
         }
         self._frequencies = {
             table: (torch.tensor(frequencies[table][0], dtype=torch.float32, device=device), frequencies[table][1])
-            for table in sorted(set(self._tables))
+            for table in sorted({*self._tables, _NONE} if config.is_norm_after_rope else set(self._tables))
         }
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
@@ -145,11 +148,16 @@ class Decoder:
         window = self._windows[index]
         qkv = layer.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)  # [T, H, D]
-        q, k = self._normed_heads(q, layer.query_norm), self._normed_heads(k, layer.key_norm)
         cos_sin, cache = angles[self._tables[index]], kv.slots[slot]
+        if self._is_norm_after_rope:
+            q, k = (rotate(heads, cos_sin, is_interleaved=self._is_interleaved) for heads in (q, k))
+            cos_sin = angles[_NONE]
+        q, k = self._normed_heads(q, layer.query_norm), self._normed_heads(k, layer.key_norm)
         rows, batch = step.rows[table], step.attention[table]
         q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, cache, is_interleaved=self._is_interleaved)
-        return self._attend(q, cache, batch, self._scale, window, self._softcap).flatten(1)
+        sinks = () if layer.sinks is None else (layer.sinks,)
+        heads = self._attend(q, cache, batch, self._scale, window, self._softcap, *sinks).flatten(1)
+        return heads if layer.attention_gate is None else heads * sigmoid(layer.attention_gate(x))
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._stages.rms_norm(x, weight, self._epsilon)

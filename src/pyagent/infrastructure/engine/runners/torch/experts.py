@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import UNPACKED_BYTES, ExpertRows, Mxfp4
 
 if TYPE_CHECKING:
     from pyagent._rust import ExpertsConfig
+    from pyagent.infrastructure.engine.runners.torch.layers import Activation
     from pyagent.infrastructure.engine.runners.torch.linear import Linear
     from pyagent.infrastructure.engine.runners.torch.mlp import FeedForward
     from pyagent.infrastructure.engine.runners.torch.stages import Stages
@@ -49,7 +52,7 @@ class ExpertMlp:
     experts: ExpertProducts
     shared: FeedForward | None
     shared_gate: Linear | None
-    activation: str
+    activation: Activation
 
     def __call__(self, x: Tensor, stages: Stages, *, is_decode: bool) -> Tensor:
         """As `FeedForward`."""
@@ -133,18 +136,88 @@ class GroupedExperts:
         return out.view(*places.shape, -1)
 
 
+class MatrixStack(Protocol):
+    """A matrix [out, in] of each of a layer's experts, with or without biases."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """What is copied for one row's product."""
+        ...
+
+    def linears(self) -> Sequence[Linear]:
+        """Return each expert's matrix."""
+        ...
+
+    def each(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Return each row's [n, in] product with the matrix of its expert `chosen` [n]: [n, out]. Waits for nothing."""
+        ...
+
+
+class DenseStack:
+    """As `MatrixStack`: one tensor [E, out, in], and biases [E, out]."""
+
+    def __init__(self, weights: Tensor, biases: Tensor | None = None) -> None:
+        self._weights, self._biases = weights, biases
+
+    @property
+    def expert_bytes(self) -> int:
+        """As `MatrixStack.expert_bytes`."""
+        return self._weights[0].nbytes
+
+    def linears(self) -> Sequence[Linear]:
+        """As `MatrixStack.linears`."""
+        biases = [None] * len(self._weights) if self._biases is None else self._biases.unbind()
+        return [DenseLinear(*both) for both in zip(self._weights.unbind(), biases, strict=True)]
+
+    def each(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """As `MatrixStack.each`."""
+        return _each(self._weights.index_select(0, chosen), self._biases, rows, chosen)
+
+
+class Mxfp4Stack:
+    """As `MatrixStack`, in 4 bits: what a product needs is dequantised for it, or read by a kernel as it is."""
+
+    def __init__(
+        self, weights: Mxfp4, biases: Tensor | None, dtype: torch.dtype, kernel: ExpertRows | None = None
+    ) -> None:
+        self._weights, self._biases, self._dtype, self._kernel = weights, biases, dtype, kernel
+
+    @property
+    def expert_bytes(self) -> int:
+        """As `MatrixStack.expert_bytes`; with a kernel, what it writes."""
+        numbers = self._weights.numbers[0]
+        if self._kernel is not None:
+            return len(numbers) * self._dtype.itemsize
+        return numbers.nbytes + 2 * numbers.numel() * (self._dtype.itemsize + UNPACKED_BYTES)
+
+    def linears(self) -> Sequence[Linear]:
+        """As `MatrixStack.linears`."""
+        biases = [None] * len(self._weights.numbers) if self._biases is None else self._biases.unbind()
+        both = zip(*(tensor.unbind() for tensor in self._weights), biases, strict=True)
+        return [partial(self._product, Mxfp4(numbers, scales), bias) for numbers, scales, bias in both]
+
+    def each(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """As `MatrixStack.each`."""
+        if self._kernel is not None:
+            return self._kernel(rows, self._weights, self._biases, chosen)
+        copied = Mxfp4(*(tensor.index_select(0, chosen) for tensor in self._weights))
+        return _each(copied.dequantised(self._dtype), self._biases, rows, chosen)
+
+    def _product(self, weight: Mxfp4, bias: Tensor | None, x: Tensor) -> Tensor:
+        return functional.linear(x, weight.dequantised(self._dtype), bias)
+
+
 class StackedExperts:
-    """As `ExpertProducts`, over a layer's experts in one tensor: [E, 2 F, hidden] and [E, hidden, F].
+    """As `ExpertProducts`, over all matrices of a layer's experts: gates and ups, and downs.
 
     A step that decodes multiplies copies of its experts' matrices, a number of them at a time that depends on shapes
     alone, and waits for nothing. Others group.
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: MatrixStack, down: MatrixStack) -> None:
         self._gate_up, self._down = gate_up, down
-        self._expert_bytes = gate_up[0].nbytes + down[0].nbytes
-        views = zip(gate_up.unbind(), down.unbind(), strict=True)
-        self._grouped = GroupedExperts([(DenseLinear(first), DenseLinear(second)) for first, second in views])
+        self._expert_bytes = gate_up.expert_bytes + down.expert_bytes
+        self._grouped = GroupedExperts(list(zip(gate_up.linears(), down.linears(), strict=True)))
 
     def __call__(self, x: Tensor, places: Tensor, gate: Gate, *, is_decode: bool) -> Tensor:
         """As `ExpertProducts`."""
@@ -159,10 +232,10 @@ class StackedExperts:
         return torch.cat(pieces).view(*places.shape, -1)
 
     def _gathered(self, rows: Tensor, chosen: Tensor, gate: Gate) -> Tensor:
-        inside = gate(_each(self._gate_up.index_select(0, chosen), rows))
-        return _each(self._down.index_select(0, chosen), inside)
+        return self._down.each(gate(self._gate_up.each(rows, chosen)), chosen)
 
 
-def _each(matrices: Tensor, rows: Tensor) -> Tensor:
-    """Return each row's [n, in] product with a matrix of its own [n, out, in]."""
-    return torch.bmm(matrices, rows[..., None])[..., 0]
+def _each(matrices: Tensor, biases: Tensor | None, rows: Tensor, chosen: Tensor) -> Tensor:
+    """Return each row's [n, in] product with a matrix of its own [n, out, in], and its expert's bias."""
+    products = torch.bmm(matrices, rows[..., None])[..., 0]
+    return products if biases is None else products.add_(biases.index_select(0, chosen))

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
+
+
+class ClampedSwiglu(NamedTuple):
+    """gpt-oss's: SiLU with `alpha` in its sigmoid, of gates up to `limit`, times one more than what it lets through."""
+
+    alpha: float
+    limit: float
+
+
+Activation = str | ClampedSwiglu
+"""What a gate is: `silu`, `gelu_tanh`, or one with constants."""
+
+
+def activation_of(config: Shape) -> Activation:
+    """Return what a model's gates are."""
+    return config.activation if config.swiglu_limits is None else ClampedSwiglu(*config.swiglu_limits)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -41,8 +62,20 @@ def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor], *, is_interleaved: bool) -
     return torch.cat((whole, kept), -1) if kept.shape[-1] else whole
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return the activated first half of the columns times the second: SwiGLU for `silu`, GeGLU for `gelu_tanh`."""
     gate, up = gate_up.chunk(2, -1)
+    if isinstance(activation, ClampedSwiglu):
+        return clamped_swiglu(gate, up, activation)
     active = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
     return active * up
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, constants: ClampedSwiglu) -> Tensor:
+    """Return `gate * sigmoid(alpha * gate) * (up + 1)`, of gates up to the limit and ups within it.
+
+    By the exponential: torch's sigmoid of what fills no vector of the CPU's is another.
+    """
+    alpha, limit = constants
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate / ((gate * -alpha).exp() + 1) * (up + 1)

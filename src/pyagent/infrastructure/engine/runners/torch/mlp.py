@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.layers import Activation
     from pyagent.infrastructure.engine.runners.torch.linear import Linear
     from pyagent.infrastructure.engine.runners.torch.stages import Stages
 
@@ -29,7 +30,7 @@ class GatedMlp:
 
     gate_up: Linear
     down: Linear
-    activation: str
+    activation: Activation
 
     def __call__(self, x: Tensor, stages: Stages, *, is_decode: bool) -> Tensor:
         """As `FeedForward`."""

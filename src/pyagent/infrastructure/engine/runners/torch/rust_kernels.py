@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
+from pyagent.infrastructure.engine.runners.torch.layers import Activation, ClampedSwiglu, gated
 from pyagent.infrastructure.engine.runners.torch.stages import Heads
 
 
@@ -80,8 +81,10 @@ class RustStages:
         )
         return total, out
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `Stages.gated`."""
+        if isinstance(activation, ClampedSwiglu):
+            return gated(gate_up, activation)
         out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
         numbers = numbers_of(gate_up.contiguous()), numbers_of(out)
         self._kernels.gated(*numbers, is_silu=activation == "silu", num_threads=torch.get_num_threads())

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyagent.core.errors import CapacityError, ModelError
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
-from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES
+from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES, SINK_MASK_NUMBERS
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.experts import GATHER_BYTES as EXPERT_BYTES
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import UNPACKED_BYTES
 from pyagent.infrastructure.engine.runners.torch.quantised.products import DENSE_ROWS
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target
     rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + _inside_columns(config, part))
     logits = 4 * 2 * step.num_outputs * config.vocab_size
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
-    masks = 6 * step.num_tokens * positions
-    one_expert = 3 * part.ffn.num * config.hidden_size * target.dtype.itemsize
+    masks = 6 * step.num_tokens * positions + (2 * 4 * SINK_MASK_NUMBERS if config.has_sinks else 0)
+    number_bytes = target.dtype.itemsize + (UNPACKED_BYTES + 1 if target.keeps_quantised else 0)
+    one_expert = 3 * part.ffn.num * config.hidden_size * number_bytes
     experts = 0 if config.experts is None else max(EXPERT_BYTES, one_expert)
     return rows + logits + gathered + masks + experts + _dequantised_bytes(config, part, step, target)
 

@@ -18,7 +18,7 @@ from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.runners.torch import kernels
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache
 from pyagent.infrastructure.engine.runners.torch.attention.trial import first_line
-from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
+from pyagent.infrastructure.engine.runners.torch.layers import Activation, activation_of, gated, rms_norm, rotate
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
@@ -43,7 +43,7 @@ class Stages(Protocol):
         """Return `x + branch` [T, D], and that sum as `rms_norm` gives it."""
         ...
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Return the activated first half of the columns times the second."""
         ...
 
@@ -69,7 +69,7 @@ class TorchStages:
         total = x + branch
         return total, rms_norm(total, weight, epsilon)
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `Stages.gated`."""
         return gated(gate_up, activation)
 
@@ -120,7 +120,7 @@ class Trial:
         results["RMSNorm"] = stages.rms_norm(random(*shape), weight, epsilon)
         q, k, v = random(_NUM_TOKENS, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
         results["RMSNorm of heads"] = stages.rms_norm(k, random(dim, dtype=torch.float32), epsilon)
-        results["the gate"] = stages.gated(random(_NUM_TOKENS, 2 * config.ffn_size), config.activation)
+        results["the gate"] = stages.gated(random(_NUM_TOKENS, 2 * config.ffn_size), activation_of(config))
         angles = random(_NUM_TOKENS, 1, len(config.rope_frequencies), dtype=torch.float32)
         cache_shape = (_NUM_PAGES, BLOCK_TOKENS, kv_heads, dim)
         cache = PagedCache.made(

@@ -21,21 +21,32 @@ from torch import Tensor
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.experts import (
+    DenseStack,
     ExpertMlp,
     ExpertProducts,
     GroupedExperts,
+    Mxfp4Stack,
     StackedExperts,
 )
 from pyagent.infrastructure.engine.runners.torch.invariant.products import InvariantProducts
+from pyagent.infrastructure.engine.runners.torch.layers import activation_of
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
 from pyagent.infrastructure.engine.runners.torch.mlp import FeedForward, GatedMlp
+from pyagent.infrastructure.engine.runners.torch.packed_experts import (
+    GgufExperts,
+    PackedExperts,
+    has_mxfp4,
+    packed_place,
+)
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
 from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
+from pyagent.infrastructure.engine.runners.torch.quantised import mxfp4
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
 from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
 from pyagent.infrastructure.engine.runners.torch.quantised.matrices import quantised_matrices
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import Mxfp4
 from pyagent.infrastructure.engine.runners.torch.quantised.products import Products
-from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_products
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_expert_rows, choose_products
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
@@ -58,6 +69,8 @@ class Layer:
     qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
+    sinks: Tensor | None  # float32, of the rank's heads
+    attention_gate: Linear | None  # of what heads attended to
     attention_output: Linear
     post_attention_norm: Tensor | None
     ffn_norm: Tensor | None
@@ -86,10 +99,13 @@ def attention_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matric
     """Return what a layer's attention multiplies with, by the names of `Layer`."""
     hidden = Span.whole(config.hidden_size)
     q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
-    return {
+    matrices = {
         "qkv": Matrices(hidden, (("attn_q", q), ("attn_k", kv), ("attn_v", kv))),
         "attention_output": Matrices(q, (("attn_output", hidden),)),
     }
+    if config.has_attention_gates:
+        matrices["attention_gate"] = Matrices(hidden, (("attn_gate", q),))
+    return matrices
 
 
 def mlp_matrices(config: ModelConfig, inside: Span, end: str = "") -> dict[str, Matrices]:
@@ -114,14 +130,23 @@ def has_experts(config: ModelConfig, layer: int) -> bool:
     return config.experts is not None and not config.dense_layers[layer]
 
 
-def expert_bytes(config: ModelConfig, part: ModelPart, layer: int, dtype: torch.dtype) -> int:
+def expert_bytes(file: ModelFile, part: ModelPart, layer: int, target: Target) -> int:
     """Return the bytes of all experts of a layer, and of what chooses them."""
+    config, dtype = file.config, target.dtype
     if config.experts is None or not has_experts(config, layer):
         return 0
-    hidden = config.hidden_size
+    hidden, inside = config.hidden_size, part.ffn.num
     router_bytes = hidden * torch.float32.itemsize
     shared_gate_bytes = hidden * dtype.itemsize * config.experts.is_shared_gated
-    return config.experts.num_experts * (3 * part.ffn.num * hidden * dtype.itemsize + router_bytes) + shared_gate_bytes
+    matrix_bytes = 3 * inside * hidden * dtype.itemsize
+    if keeps_mxfp4(file, f"blk.{layer}", part, target):
+        matrix_bytes = mxfp4.num_bytes(2 * inside, hidden) + mxfp4.num_bytes(hidden, inside)
+    return config.experts.num_experts * (matrix_bytes + router_bytes) + shared_gate_bytes
+
+
+def keeps_mxfp4(file: ModelFile, block: str, part: ModelPart, target: Target) -> bool:
+    """Whether a layer's experts stay in 4 bits."""
+    return target.keeps_quantised and has_mxfp4(file, block, Span.whole(file.config.hidden_size), part.ffn)
 
 
 def weight_bytes(file: ModelFile, path: str, part: ModelPart, target: Target) -> int:
@@ -139,7 +164,7 @@ def weight_bytes(file: ModelFile, path: str, part: ModelPart, target: Target) ->
         for matrices in layer_matrices(config, part, index)
         for name, rows in matrices.rows
     )
-    layers += sum(expert_bytes(config, part, index, target.dtype) for index in numbers)
+    layers += sum(expert_bytes(file, part, index, target) for index in numbers)
     embedding = part.vocab_share * config.hidden_size * target.dtype.itemsize
     hidden = Span.whole(config.hidden_size)
     output = num_bytes(_output_name(config), Span(part.vocab.first, part.vocab_share, part.vocab.total), hidden)
@@ -197,6 +222,7 @@ class _Loader:
         self._path = path
         self._config = file.config
         self._part = part
+        self._target = target
         self._dtype = target.dtype
         self._device = target.device
         self._is_invariant = target.is_batch_invariant
@@ -214,7 +240,10 @@ class _Loader:
         linears = {name: self._linear(block, matrices) for name, matrices in self._attention.items()}
         return Layer(
             attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
-            **linears,
+            sinks=self._vector(f"{block}.attn_sinks.weight", part.heads, torch.float32) if config.has_sinks else None,
+            qkv=linears["qkv"],
+            attention_gate=linears.get("attention_gate"),
+            attention_output=linears["attention_output"],
             query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q if is_wide else head),
             key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv if is_wide else head),
             post_attention_norm=self._post_attention_norm(block, hidden),
@@ -226,42 +255,97 @@ class _Loader:
     def _mlp(self, block: str, inside: Span, end: str = "") -> GatedMlp:
         matrices = mlp_matrices(self._config, inside, end)
         linears = {name: self._linear(block, both) for name, both in matrices.items()}
-        return GatedMlp(**linears, activation=self._config.activation)
+        return GatedMlp(**linears, activation=activation_of(self._config))
 
     def _experts(self, block: str) -> ExpertMlp:
-        """A mixture: the rank's columns of each expert. What was quantised of it is dequantised."""
+        """A mixture: the rank's columns of each expert. What was quantised of it is dequantised, but for MXFP4."""
         config, part, experts = self._config, self._part, self._config.experts
         assert experts is not None
         hidden, num = Span.whole(config.hidden_size), experts.num_experts
         router = torch.empty(num, hidden.num, device=self._device)
         self._fill_matrix(f"{block}.ffn_gate_inp", router, Span.whole(num), hidden)
-        gate_up = torch.empty(num, 2 * part.ffn.num, hidden.num, dtype=self._dtype, device=self._device)
-        down = torch.empty(num, hidden.num, part.ffn.num, dtype=self._dtype, device=self._device)
-        for expert in range(num):
-            gate, up = gate_up[expert].chunk(2)
-            self._fill_matrix(f"{block}.ffn_gate_exps.{expert}", gate, part.ffn, hidden)
-            self._fill_matrix(f"{block}.ffn_up_exps.{expert}", up, part.ffn, hidden)
-            self._fill_matrix(f"{block}.ffn_down_exps.{expert}", down[expert], hidden, part.ffn)
         shared_gate = Matrices(hidden, (("ffn_gate_inp_shexp", Span.whole(1)),))
         is_corrected = self._file.place(f"{block}.exp_probs_b") is not None
         return ExpertMlp(
             config=experts,
-            router=self._linear_of(router),
+            router=self._linear_of(router, self._router_bias(block, num)),
             correction=self._vector(f"{block}.exp_probs_b.bias", Span.whole(num), torch.float32)
             if is_corrected
             else None,
-            experts=self._make_experts(gate_up, down),
+            experts=self._expert_products(block, num),
             shared=self._mlp(block, part.shared, _SHARED) if experts.shared_size else None,
             shared_gate=self._linear(block, shared_gate) if experts.is_shared_gated else None,
-            activation=config.activation,
+            activation=activation_of(config),
         )
 
-    def _make_experts(self, gate_up: Tensor, down: Tensor) -> ExpertProducts:
+    def _router_bias(self, block: str, num: int) -> Tensor | None:
+        name = f"{block}.ffn_gate_inp.bias"
+        return self._vector(name, Span.whole(num), torch.float32) if self._file.find(name) else None
+
+    def _expert_products(self, block: str, num: int) -> ExpertProducts:
         """Experts as they are multiplied; with rows that may not depend on others, each for itself."""
-        if self._is_invariant:
-            both = zip(gate_up.unbind(), down.unbind(), strict=True)
-            return GroupedExperts([(self._linear_of(first), self._linear_of(second)) for first, second in both])
-        return StackedExperts(gate_up, down)
+        place, hidden, inside = packed_place(self._file, block), Span.whole(self._config.hidden_size), self._part.ffn
+        packed = None if place is None else PackedExperts(self._file, self._path, place, num, hidden, inside)
+        biases = self._expert_biases(block, num) if packed is None else packed.biases(self._device)
+        gate_up_bias, down_bias = (None if one is None else one.to(self._dtype) for one in biases)
+        if self._part.shard.tp_rank > 0:
+            down_bias = None  # it is added elsewhere
+        if keeps_mxfp4(self._file, block, self._part, self._target):
+            gate_up, down = self._kept_experts(packed or GgufExperts(self._file, block, hidden, inside), num)
+            both, kernel = ((gate_up, gate_up_bias), (down, down_bias)), choose_expert_rows(self._device, self._dtype)
+            return StackedExperts(*(Mxfp4Stack(weights, bias, self._dtype, kernel) for weights, bias in both))
+        gate_ups, downs = self._dense_experts(block, packed, num)
+        if not self._is_invariant:
+            return StackedExperts(DenseStack(gate_ups, gate_up_bias), DenseStack(downs, down_bias))
+        return GroupedExperts(list(zip(self._each(gate_ups, gate_up_bias), self._each(downs, down_bias), strict=True)))
+
+    def _each(self, weights: Tensor, biases: Tensor | None) -> list[Linear]:
+        """Matrices [E, out, in] one by one."""
+        of_each = [None] * len(weights) if biases is None else biases.unbind()
+        return [self._linear_of(*both) for both in zip(weights.unbind(), of_each, strict=True)]
+
+    def _dense_experts(self, block: str, packed: PackedExperts | None, num: int) -> tuple[Tensor, Tensor]:
+        """All experts' gates and ups [E, 2 F, hidden], and downs [E, hidden, F]."""
+        hidden, inside = Span.whole(self._config.hidden_size), self._part.ffn
+        gate_up = torch.empty(num, 2 * inside.num, hidden.num, dtype=self._dtype, device=self._device)
+        down = torch.empty(num, hidden.num, inside.num, dtype=self._dtype, device=self._device)
+        for expert in range(num):
+            if packed is not None:
+                with self._progress.reading():
+                    both = packed.dense(expert, self._dtype, self._device)
+                gate_up[expert], down[expert] = both
+                self._progress.note(gate_up[expert].nbytes + down[expert].nbytes)
+                continue
+            gate, up = gate_up[expert].chunk(2)
+            self._fill_matrix(f"{block}.ffn_gate_exps.{expert}", gate, inside, hidden)
+            self._fill_matrix(f"{block}.ffn_up_exps.{expert}", up, inside, hidden)
+            self._fill_matrix(f"{block}.ffn_down_exps.{expert}", down[expert], hidden, inside)
+        return gate_up, down
+
+    def _kept_experts(self, experts: PackedExperts | GgufExperts, num: int) -> tuple[Mxfp4, Mxfp4]:
+        """All experts' gates and ups, and downs, as they are quantised."""
+        hidden, inside = self._config.hidden_size, self._part.ffn.num
+        gate_ups = mxfp4.empty((num, 2 * inside, hidden), self._device)
+        downs = mxfp4.empty((num, hidden, inside), self._device)
+        for expert in range(num):
+            with self._progress.reading():
+                both = experts.kept(expert, self._device)
+            for into, tensor in zip((*gate_ups, *downs), (*both[0], *both[1]), strict=True):
+                into[expert] = tensor
+                self._progress.note(tensor.nbytes)
+        return gate_ups, downs
+
+    def _expert_biases(self, block: str, num: int) -> tuple[Tensor | None, Tensor | None]:
+        """Experts' biases [E, 2 F] and [E, hidden] of a GGUF file that has them."""
+        if not self._file.find(f"{block}.ffn_gate_exps.0.bias"):
+            return None, None
+
+        def vectors(name: str, span: Span) -> Tensor:
+            names = (f"{block}.ffn_{name}_exps.{expert}.bias" for expert in range(num))
+            return torch.stack([self._vector(one, span, torch.float32) for one in names])
+
+        inside, hidden = self._part.ffn, Span.whole(self._config.hidden_size)
+        return torch.cat((vectors("gate", inside), vectors("up", inside)), 1), vectors("down", hidden)
 
     def embedding(self) -> Tensor:
         """The rank's rows of the embedding; none where another stage has it."""

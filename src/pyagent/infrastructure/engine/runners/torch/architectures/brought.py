@@ -42,6 +42,8 @@ class BroughtShape(ModelShape):
     activation: str = "silu"
     is_qk_norm_wide: bool = False
     experts: None = None
+    swiglu_limits: None = None
+    has_sinks: bool = False
 
 
 Shape = _rust.ModelConfig | BroughtShape

@@ -25,10 +25,12 @@ class Attend(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Return [T, Hq, D] for `q` [T, Hq, D] and a layer's cache, which holds all keys, those of the step too.
 
         A query sees the last `window` positions up to its own, or all of them; scores are `scale * q @ k`, put through
-        `softcap * tanh(score / softcap)` where there is one.
+        `softcap * tanh(score / softcap)` where there is one. Of each head, `sinks` float32 [Hq] is a score that takes
+        part in the softmax as that of a key whose value is 0.
         """
         ...

@@ -16,6 +16,7 @@ from pyagent.core.runners.attention import (
     AttentionShape,
     ChoosyAttentionBackend,
     InvariantAttentionBackend,
+    SinkAttentionBackend,
 )
 from pyagent.infrastructure.engine.runners.torch.attention import Attend, plain
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial, first_line
@@ -41,9 +42,16 @@ def check_attention(choice: AttentionChoice, shape: AttentionShape, *, is_invari
 
 def _named(choice: AttentionChoice, shape: AttentionShape) -> AttentionBackend:
     (named,) = choice.backends
-    if (reason := named.unavailable_reason(shape)) is not None:
+    if (reason := _unavailable_reason(named, shape)) is not None:
         raise ConfigError(f"{KEY} is {named.name}, which cannot be used here: {reason}", key=KEY)
     return named
+
+
+def _unavailable_reason(backend: AttentionBackend, shape: AttentionShape) -> str | None:
+    """Return why a backend cannot compute such a model's attention here; None where it can."""
+    if shape.has_sinks and not (isinstance(backend, SinkAttentionBackend) and backend.takes_sinks):
+        return "the model's attention has sinks, which it does not say that it takes"
+    return backend.unavailable_reason(shape)
 
 
 def _invariant_forms(choice: AttentionChoice) -> list[InvariantAttentionBackend]:
@@ -74,7 +82,7 @@ def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -
     """
     faults: list[str] = []
     for backend in _invariant_forms(choice):
-        fault = backend.unavailable_reason(trial.shape)
+        fault = _unavailable_reason(backend, trial.shape)
         if fault is None and choice.is_auto and isinstance(backend, ChoosyAttentionBackend):
             fault = backend.passed_over_reason(trial.shape)
         if fault is None:
@@ -129,7 +137,7 @@ def quickest(seconds: Mapping[str, tuple[float, ...]]) -> str:
 def _usable(backends: tuple[AttentionBackend, ...], trial: AttentionTrial) -> Iterator[tuple[str, Attend]]:
     """Yield the backends that can compute the model's attention here, opened."""
     for backend in backends:
-        reason = backend.unavailable_reason(trial.shape)
+        reason = _unavailable_reason(backend, trial.shape)
         if reason is None and isinstance(backend, ChoosyAttentionBackend):
             reason = backend.passed_over_reason(trial.shape)
         if reason is not None:

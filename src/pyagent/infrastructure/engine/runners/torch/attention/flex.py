@@ -44,6 +44,7 @@ class FlexAttend:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """As `Attend`."""
         layout = self._layout(batch, window)
@@ -56,7 +57,7 @@ class FlexAttend:
         def capped(score: Tensor, *_: Tensor) -> Tensor:
             return score if softcap is None else softcap * torch.tanh(score / softcap)
 
-        heads = flex_attention_on(q.device.type)(
+        found = flex_attention_on(q.device.type)(
             q.transpose(0, 1)[None],
             keys,
             values,
@@ -64,13 +65,20 @@ class FlexAttend:
             block_mask=layout.mask,
             scale=scale,
             enable_gqa=q.shape[1] != keys.shape[1],
+            **({} if sinks is None else {"return_lse": True}),
         )
+        heads = found if sinks is None else _with_sinks(found[0], found[1], sinks)
         return heads[0].transpose(0, 1).contiguous()
 
     def _layout(self, batch: AttentionBatch, window: int | None) -> _Layout:
         if self._last is None or self._last[0] is not batch or self._last[1] != window:
             self._last = (batch, window, _layout(batch, window, self._mask))
         return self._last[2]
+
+
+def _with_sinks(heads: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
+    """Return heads [1, Hq, T, D] less what their sinks take of the softmax, of whose sums `sums` are the logarithms."""
+    return heads * torch.sigmoid(sums - sinks[:, None])[..., None].to(heads.dtype)
 
 
 def _layout(batch: AttentionBatch, window: int | None, mask: Mask | None) -> _Layout:

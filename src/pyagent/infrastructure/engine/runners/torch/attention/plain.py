@@ -16,6 +16,7 @@ def attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As `Attend`; computes in float32 at least."""
     out = torch.empty_like(q)
@@ -29,7 +30,11 @@ def attend(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         mask = visible(num_queries, length, window, first, q.device)
-        weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1)
+        scores.masked_fill_(~mask, -torch.inf)
+        if sinks is not None:
+            of_heads = sinks.to(exact).view(*scores.shape[:2], 1, 1).expand(-1, -1, num_queries, 1)
+            scores = torch.cat((scores, of_heads), -1)
+        weights = scores.softmax(-1)[..., : length - first]
         heads = torch.einsum("hgqk,khd->qhgd", weights, values.to(exact))
         out[start : start + num_queries] = heads.flatten(1, 2).to(out.dtype)
         start += num_queries

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -49,6 +49,7 @@ class AttentionTrial:
             head_dim=config.head_dim,
             windows=frozenset(part.windows),
             softcap=config.attention_softcap,
+            has_sinks=config.has_sinks,
         )
         return cls(shape, config.attention_scale, target.device)
 
@@ -59,9 +60,10 @@ class AttentionTrial:
         for window in sorted(self.shape.windows, key=lambda window: window or 0):
             for name, batch in self._small_batches():
                 q = self._queries(batch)
-                expected = plain.attend(q, cache, batch, self.scale, window, self.shape.softcap).float()
+                options = self._options(window)
+                expected = plain.attend(q, cache, batch, *options).float()
                 try:
-                    result = attend(q, cache, batch, self.scale, window, self.shape.softcap).float()
+                    result = attend(q, cache, batch, *options).float()
                     error = float((result - expected).norm() / expected.norm())
                 except Exception as failure:  # noqa: BLE001 - whatever a compiler or driver raises is why it is not taken
                     return first_line(failure)
@@ -80,7 +82,7 @@ class AttentionTrial:
         whole = self._batch([num], [num], tables[:1], 0)
         q, beside = self._queries(whole), self._queries(self._batch([40], [40], tables[:1], 0))
         for window in sorted(self.shape.windows, key=lambda window: window or 0):
-            options = (self.scale, window, self.shape.softcap)
+            options = self._options(window)
             expected = attend(q, cache, whole, *options)
             for first, end in ((0, 1), (num - 1, num), (100, 101), (3, 40), (17, 270), (256, 258)):
                 others = beside[: end % 7 + 1]
@@ -105,15 +107,22 @@ class AttentionTrial:
         return decode, prefill
 
     def _median_seconds(self, attend: Attend, cache: PagedCache, batch: AttentionBatch, window: int | None) -> float:
-        q = self._queries(batch)
+        q, options = self._queries(batch), self._options(window)
         times: list[float] = []
         for _ in range(_REPEATS):
             self._wait()
             start = time.perf_counter()
-            attend(q, cache, batch, self.scale, window, self.shape.softcap)
+            attend(q, cache, batch, *options)
             self._wait()
             times.append(time.perf_counter() - start)
         return statistics.median(times)
+
+    def _options(self, window: int | None) -> tuple[Any, ...]:
+        """What a layer tells attention beside a step; sinks where the model has them, near scores of random numbers."""
+        options = (self.scale, window, self.shape.softcap)
+        if not self.shape.has_sinks:
+            return options
+        return (*options, torch.linspace(-2, 4, self.shape.num_heads, device=self.device))
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

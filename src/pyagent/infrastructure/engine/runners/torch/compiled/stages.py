@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 from pyagent.infrastructure.engine.runners.torch.compiled.functions import CompiledFunction, CompileError
-from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
+from pyagent.infrastructure.engine.runners.torch.layers import Activation, gated, rms_norm, rotate
 from pyagent.infrastructure.engine.runners.torch.stages import Heads, Stages
 
 Inputs = tuple[Any, ...]
@@ -105,7 +105,7 @@ class CompiledStages:
         """As `Stages.add_rms_norm`."""
         return self._computed("add_rms_norm", x, (x, branch, weight, epsilon))
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `Stages.gated`."""
         return self._computed("gated", gate_up, (gate_up, activation))
 

@@ -55,12 +55,13 @@ def attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As `Attend`; computes in float32."""
     out = torch.empty_like(q)
     group = q.shape[1] // cache.keys.shape[2]
     for tiles in _tiles_of(batch, max(1, _ROWS // group), window):
-        heads = _attend_tiles(q, cache, tiles, scale, window, softcap)[: tiles.num]
+        heads = _attend_tiles(q, cache, tiles, scale, window, softcap, sinks)[: tiles.num]
         out.index_copy_(0, tiles.rows.flatten()[: tiles.num], heads.to(out.dtype))
     return out
 
@@ -88,7 +89,13 @@ def _tiles_of(batch: AttentionBatch, per_tile: int, window: int | None) -> Itera
 
 
 def _attend_tiles(
-    q: Tensor, cache: PagedCache, tiles: _Tiles, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    cache: PagedCache,
+    tiles: _Tiles,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Return the heads [t * Q, Hq, D] of tiles, float32."""
     num_kv_heads, head_dim = cache.keys.shape[2:]
@@ -105,6 +112,9 @@ def _attend_tiles(
         if softcap is not None:
             scores = capped(scores, softcap)
         softmax.take(at, scores.masked_fill_(~is_seen, -torch.inf), values)
+    if sinks is not None:
+        of_rows = sinks.view(num_kv_heads, 1, group).repeat(1, 1, shape[2])
+        softmax.take_sinks(pad(of_rows, (0, missing)))
     heads = softmax.heads()[:, :, : shape[2] * group].unflatten(2, (-1, group))  # [Hkv, t, Q, G, D]
     return heads.permute(1, 2, 0, 3, 4).reshape(-1, q.shape[1], head_dim)
 
@@ -156,6 +166,14 @@ class _Softmax:
             self._values[head, at:] *= fade[head, ..., None]
             self._values[head, at:] += torch.bmm(weights[head], of_head)
         self._greatest[:, at:] = greatest
+
+    def take_sinks(self, sinks: Tensor) -> None:
+        """Take in a score of each row [Hkv, 1, R], whose value is 0."""
+        greatest = torch.maximum(self._greatest, sinks)
+        fade = (self._greatest - greatest).exp_()
+        self._sum = self._sum * fade + (sinks - greatest).exp_()
+        self._values *= fade[..., None]
+        self._greatest = greatest
 
     def heads(self) -> Tensor:
         """Return the weighted means [Hkv, t, R, D]; 0 of rows that saw nothing."""

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch.invariant.products import not_invariant
-from pyagent.infrastructure.engine.runners.torch.layers import rotary
+from pyagent.infrastructure.engine.runners.torch.layers import (
+    Activation,
+    ClampedSwiglu,
+    activation_of,
+    clamped_swiglu,
+    rotary,
+)
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, TorchStages, Trial
 
 _ROWS = 67
@@ -23,9 +29,11 @@ _SLICES = ((0, 1), (1, 3), (5, 22), (40, 67))
 class InvariantStages(TorchStages):
     """Torch's own operations, activations by the exponential."""
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `Stages.gated`."""
         gate, up = gate_up.float().chunk(2, -1)
+        if isinstance(activation, ClampedSwiglu):
+            return clamped_swiglu(gate, up, activation).to(gate_up.dtype)
         of = gate if activation == "silu" else 2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)
         return (gate / ((-of).exp() + 1) * up).to(gate_up.dtype)
 
@@ -52,7 +60,7 @@ def stages_variance(stages: Stages, trial: Trial) -> str | None:
         "RMSNorm with residual": lambda rows: stages.add_rms_norm(
             x[rows].clone(), branch[rows], weight, config.norm_epsilon
         )[1],
-        "the gate": lambda rows: stages.gated(gate_up[rows], config.activation),
+        "the gate": lambda rows: stages.gated(gate_up[rows], activation_of(config)),
         "the logits' cap": lambda rows: gate_up[rows].float().tanh(),
         "the rotation's angles": lambda rows: torch.cat(rotary(positions[rows], frequencies), -1),
     }

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class PagedQueries(NamedTuple):
-    """What the attention kernels read. A window or softcap of 0 is none, `exponents` are read where `is_scaled`.
+    """What the attention kernels read. A window or softcap of 0 is none, `exponents` are read where `is_scaled`, and
+    `sinks` where `has_sinks`.
 
     `longest` is the longest context. The sequences with one query begin with the same `num_shared` keys, and `leader`
     is one of them.
@@ -27,6 +28,7 @@ class PagedQueries(NamedTuple):
     k_cache: Tensor
     v_cache: Tensor
     exponents: Tensor
+    sinks: Tensor
     query_starts: Tensor
     lengths: Tensor
     tables: Tensor
@@ -37,6 +39,7 @@ class PagedQueries(NamedTuple):
     num_shared: int
     leader: int
     is_scaled: bool
+    has_sinks: bool
 
 
 def attend(
@@ -46,9 +49,10 @@ def attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As `Attend`. Raises `ValueError` for heads that the kernels have no tile for."""
-    queries = _paged(q, cache, batch, scale, window, softcap)
+    queries = _paged(q, cache, batch, scale, window, softcap, sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if 1 in batch.num_queries:
         attend_decode(queries, out)
@@ -64,15 +68,22 @@ def attend_invariant(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As `attend`, by one kernel for every query: its bits do not depend on the batch, nor on how prompts are cut."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    attend_prefill(_paged(q, cache, batch, scale, window, softcap), out, is_fixed=True)
+    attend_prefill(_paged(q, cache, batch, scale, window, softcap, sinks), out, is_fixed=True)
     return out
 
 
 def _paged(
-    q: Tensor, cache: PagedCache, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    cache: PagedCache,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> PagedQueries:
     k_cache, v_cache, exponents = cache
     _check(q, k_cache, v_cache)
@@ -81,6 +92,7 @@ def _paged(
         k_cache,
         v_cache,
         k_cache if exponents is None else exponents,
+        q if sinks is None else sinks,
         batch.query_starts,
         batch.lengths,
         batch.tables,
@@ -91,6 +103,7 @@ def _paged(
         num_shared=batch.num_shared,
         leader=batch.num_queries.index(1) if 1 in batch.num_queries else 0,
         is_scaled=exponents is not None,
+        has_sinks=sinks is not None,
     )
 
 

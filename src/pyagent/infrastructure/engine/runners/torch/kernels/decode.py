@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch.kernels.cascade import attend_shared
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2, widens
-from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import attend_keys
+from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import attend_keys, with_sink
 from pyagent.infrastructure.engine.runners.torch.kernels.parts import (
     PART_TOKENS,
     Parts,
@@ -40,13 +40,14 @@ DECODE_CONFIGS = [
 @configured(DECODE_CONFIGS, key=["HEAD_DIM", "GROUP", "BLOCK_N", "WINDOW"])
 @triton.jit(
     do_not_specialize=["first", "num_shared", "num_own", "table_stride"],
-    do_not_specialize_on_alignment=["query_starts", "lengths", "tables"],
+    do_not_specialize_on_alignment=["sinks", "query_starts", "lengths", "tables"],
 )
 def _attend_parts(
     q,
     k_cache,
     v_cache,
     exponents,
+    sinks,
     query_starts,
     lengths,
     tables,
@@ -74,6 +75,7 @@ def _attend_parts(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -123,6 +125,9 @@ def _attend_parts(
     )
     values = acc / row_sum[:, None]
     if IS_WHOLE:
+        if SINKS:  # as parts are merged: the same bits, whatever is beside
+            head_sinks = tl.load(sinks + heads, mask=rows < GROUP, other=0.0)
+            values = with_sink(values, row_max + tl.log2(row_sum), head_sinks)
         tl.store(out + token * out_stride + offsets, values.to(out.dtype.element_ty), mask=is_row)
     else:
         num_heads = tl.num_programs(1) * GROUP
@@ -157,6 +162,7 @@ def _attend_own(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         k_cache,
         queries.v_cache,
         queries.exponents,
+        queries.sinks,
         queries.query_starts,
         queries.lengths,
         queries.tables,
@@ -182,5 +188,6 @@ def _attend_own(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         WINDOW=queries.window,
         SOFTCAP=queries.softcap,
         SCALED=queries.is_scaled,
+        SINKS=queries.has_sinks,
         WIDEN=widens(q.dtype, k_cache.dtype),
     )

@@ -24,6 +24,17 @@ def power_of_2(exponents):
 
 
 @triton.jit
+def with_sink(values, weights, sinks):
+    """Return softmaxes' values [M, D] less what a sink takes of each.
+
+    `weights` [M] are the logarithms, to base 2, of the sums of the rows' exponentials.
+    """
+    most = tl.maximum(weights, sinks * LOG2_E)
+    share = tl.exp2(weights - most)
+    return values * share[:, None] / (share + tl.exp2(sinks * LOG2_E - most))[:, None]
+
+
+@triton.jit
 def attend_keys(
     q,  # [M, D] of the tile
     acc,  # [M, D] float32: weighted values so far

@@ -23,6 +23,7 @@ from pyagent.infrastructure.engine.runners.torch.kernels.launch import (
     next_power_of_2,
     num_processors,
 )
+from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import LOG2_E
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.kernels.attention import PagedQueries
@@ -106,9 +107,11 @@ def _fits(shape: dict[str, Any], config: triton.Config) -> bool:
 
 @configured(MERGE_CONFIGS, key=["HEAD_DIM", "BLOCK_S"], fits=_fits)
 @triton.jit(
-    do_not_specialize=["first", "num_shared", "num_own"], do_not_specialize_on_alignment=["query_starts", "lengths"]
+    do_not_specialize=["first", "num_shared", "num_own"],
+    do_not_specialize_on_alignment=["sinks", "query_starts", "lengths"],
 )
 def _merge_parts(
+    sinks,
     query_starts,
     lengths,
     out,
@@ -124,6 +127,7 @@ def _merge_parts(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     sequence, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(query_starts + sequence).to(tl.int64)
@@ -137,10 +141,17 @@ def _merge_parts(
     is_part = (slots < num_shared) | ((slots < num_shared + num_own) & (start < end))
     places = (sequence.to(tl.int64) * tl.num_programs(1) + head) * (num_shared + num_own) + slots
     weights = tl.load(part_weights + places, mask=is_part, other=float("-inf"))
-    weights = tl.exp2(weights - tl.max(weights, 0))
+    most = tl.max(weights, 0)
+    if SINKS:
+        sink = tl.load(sinks + head) * LOG2_E
+        most = tl.maximum(most, sink)
+    weights = tl.exp2(weights - most)
     is_value = is_part[:, None] & (dims < HEAD_DIM)[None, :]
     values = tl.load(part_values + places[:, None] * HEAD_DIM + dims[None, :], mask=is_value, other=0.0)
-    merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
+    total = tl.sum(weights, 0)
+    if SINKS:
+        total += tl.exp2(sink - most)
+    merged = tl.sum(values * weights[:, None], 0) / total
     tl.store(out + token * out_stride + head * HEAD_DIM + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
@@ -148,6 +159,7 @@ def merge_parts(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
     """Write `out` for the sequences with one query out of their parts."""
     head_dim = queries.q.shape[2]
     _merge_parts[(len(queries.lengths), queries.q.shape[1])](
+        queries.sinks,
         queries.query_starts,
         queries.lengths,
         out,
@@ -163,4 +175,5 @@ def merge_parts(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         BLOCK_N=parts.block,
         BLOCK_D=next_power_of_2(head_dim),
         WINDOW=queries.window,
+        SINKS=queries.has_sinks,
     )

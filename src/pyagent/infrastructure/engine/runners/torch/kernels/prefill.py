@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2, widens
-from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import attend_keys
+from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import attend_keys, with_sink
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.kernels.attention import PagedQueries
@@ -56,13 +56,14 @@ def _tile_sequence(query_starts, tile, num_sequences, BLOCK_Q: tl.constexpr):
 @configured(PREFILL_CONFIGS, key=["HEAD_DIM", "GROUP", "BLOCK_N", "WINDOW"], fits=_fits)
 @triton.jit(
     do_not_specialize=["num_sequences", "table_stride"],
-    do_not_specialize_on_alignment=["query_starts", "lengths", "tables"],
+    do_not_specialize_on_alignment=["sinks", "query_starts", "lengths", "tables"],
 )
 def _attend_tiles(
     q,
     k_cache,
     v_cache,
     exponents,
+    sinks,
     query_starts,
     lengths,
     tables,
@@ -84,6 +85,7 @@ def _attend_tiles(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDEN: tl.constexpr,
     IS_FIXED: tl.constexpr,  # every query by the same instructions, also a sequence's only one
 ):
@@ -178,6 +180,9 @@ def _attend_tiles(
         SCALED,
     )
     result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # rows beyond the chunk may see no key
+    if SINKS:
+        head_sinks = tl.load(sinks + kv_head * GROUP + rows % GROUP)
+        result = with_sink(result, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), head_sinks)
     tl.store(out + row_tokens[:, None] * out_stride + offsets, result.to(out.dtype.element_ty), mask=is_row)
 
 
@@ -204,6 +209,7 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor, *, is_fixed: bool =
         k_cache,
         queries.v_cache,
         queries.exponents,
+        queries.sinks,
         queries.query_starts,
         queries.lengths,
         queries.tables,
@@ -222,6 +228,7 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor, *, is_fixed: bool =
         WINDOW=queries.window,
         SOFTCAP=queries.softcap,
         SCALED=queries.is_scaled,
+        SINKS=queries.has_sinks,
         WIDEN=widens(q.dtype, k_cache.dtype),
         IS_FIXED=is_fixed,
     )

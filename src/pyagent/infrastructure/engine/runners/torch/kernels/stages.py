@@ -11,6 +11,7 @@ from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.layers import Activation
     from pyagent.infrastructure.engine.runners.torch.stages import Heads
 
 
@@ -25,7 +26,7 @@ class TritonStages:
         """As `Stages.add_rms_norm`; the sum is written into `x`."""
         return x, norms.rms_norm(branch, weight, epsilon, residual=x)
 
-    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `Stages.gated`."""
         return gate(gate_up, activation)
 

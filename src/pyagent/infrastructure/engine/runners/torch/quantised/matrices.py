@@ -12,7 +12,7 @@ from pyagent.infrastructure.engine.runners.torch.parallel.shard import Span
 from pyagent.infrastructure.engine.runners.torch.quantised.blocks import GgufBlocks
 from pyagent.infrastructure.engine.runners.torch.quantised.folder import QuantisedFolder
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix
-from pyagent.infrastructure.engine.runners.torch.quantised.scheme import read_scheme
+from pyagent.infrastructure.engine.runners.torch.quantised.scheme import is_mxfp4, read_scheme
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelFile
@@ -45,4 +45,6 @@ class QuantisedMatrices(Protocol):
 def quantised_matrices(file: ModelFile, path: str) -> QuantisedMatrices:
     """Return the matrices of an open model. Raises `ModelError` naming a format that is not implemented."""
     about = file.quantization
-    return GgufBlocks(file) if about is None else QuantisedFolder(file, path, read_scheme(about, path))
+    if about is None or (file.config.has_sinks and is_mxfp4(about)):  # whose experts are read in another way
+        return GgufBlocks(file)
+    return QuantisedFolder(file, path, read_scheme(about, path))

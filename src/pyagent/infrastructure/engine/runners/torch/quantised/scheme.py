@@ -97,6 +97,12 @@ def read_scheme(text: str, path: str) -> Scheme:
             raise fields.refused("quant_method", "gptq, awq, fp8, compressed-tensors")
 
 
+def is_mxfp4(text: str) -> bool:
+    """Whether a `quantization_config` is gpt-oss's, of whose experts the tensors say all."""
+    about: object = json.loads(text)
+    return isinstance(about, dict) and cast("dict[str, object]", about).get("quant_method") == "mxfp4"
+
+
 class _Fields:
     """An object of JSON, whose every value is looked at before it is taken."""
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch import kernels
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Span
+from pyagent.infrastructure.engine.runners.torch.quantised import mxfp4
 from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix
+from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import ExpertRows
 from pyagent.infrastructure.engine.runners.torch.quantised.numbers import FLOAT8, Numbers
 from pyagent.infrastructure.engine.runners.torch.quantised.products import PlainProducts, Products, TritonProducts
 from pyagent.infrastructure.engine.runners.torch.quantised.scheme import Inputs
@@ -35,6 +37,38 @@ def choose_products(device: torch.device, dtype: torch.dtype) -> Products | None
         return products
     logger.warning("dequantising weights when they are loaded, as Triton's products cannot be taken: %s", reason)
     return None
+
+
+@lru_cache
+def choose_expert_rows(device: torch.device, dtype: torch.dtype) -> ExpertRows | None:
+    """Return the kernel for rows with experts in MXFP4 on a GPU where it is right; None, which the log explains."""
+    if device.type != "cuda" or (reason := kernels.unavailable_reason(device.type)) is not None:
+        return None
+    from pyagent.infrastructure.engine.runners.torch.kernels.expert_rows import expert_rows
+
+    reason = expert_rows_fault(expert_rows, device, dtype)
+    if reason is None:
+        return expert_rows
+    logger.warning("experts are dequantised for each product, which is slower than Triton's kernel: %s", reason)
+    return None
+
+
+def expert_rows_fault(tried: ExpertRows, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return what is wrong with products of a few rows with experts of their own; None where nothing is."""
+    draw, (num_rows, num_columns) = _random(), (40, 544)
+    numbers = torch.randint(0, 256, (5, num_rows, num_columns // 2), dtype=torch.uint8, generator=draw)
+    scales = torch.randint(120, 128, (5, num_rows, num_columns // mxfp4.GROUP), dtype=torch.uint8, generator=draw)
+    matrices = mxfp4.Mxfp4(numbers.to(device), scales.to(device))
+    biases, x = (torch.randn(5, size, generator=draw).to(device, dtype) for size in (num_rows, num_columns))
+    chosen = torch.tensor([4, 0, 2, 2, 1], device=device)
+    try:
+        result = tried(x / 16, matrices, biases, chosen).float()
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or driver raises is why it is not taken
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    weights = matrices.dequantised(torch.float32).index_select(0, chosen)
+    expected = torch.bmm(weights, (x / 16).float()[..., None])[..., 0] + biases.float().index_select(0, chosen)
+    error = float((result - expected).norm() / expected.norm())
+    return None if error < _MOST_ERROR else f"the product with MXFP4 is wrong by {error:.1e}"
 
 
 def trial_fault(
