@@ -128,7 +128,7 @@ def measure(folder: Path, asked: RunnerOptions, repeats: int) -> None:
     reading: list[float] = []
 
     def load() -> object:
-        progress = ReadProgress(str(folder), 1)
+        progress = ReadProgress()
         kept = open_model(folder, {}).load(part, target, num_threads, progress)
         reading.append(progress.phases()["read"])
         return kept

@@ -229,7 +229,7 @@ def test_the_log_has_a_line_for_each_five_seconds(caplog: pytest.LogCaptureFixtu
     ]
 
 
-@pytest.mark.parametrize("process", [False, True], ids=["in this process", "in its own"])
+@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_server_tells_how_far_a_load_is(slow: Path, process: bool) -> None:
     """A model that its first request loads is told at /health, /pyagent/engine and /metrics, while it loads only."""
     settings = load_settings(overrides={"engine.models": [str(slow)], "engine.process": process}).settings
