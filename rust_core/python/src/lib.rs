@@ -49,6 +49,8 @@ mod _rust {
 
     #[pymodule_export]
     use crate::family::FamilyDescription;
+
+    #[pymodule_export]
     use crate::load_progress::LoadProgress;
 
     #[pymodule_export]
