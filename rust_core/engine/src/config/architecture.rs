@@ -404,6 +404,7 @@ impl Architecture {
                 | Self::PhiMoe
                 | Self::Baichuan
                 | Self::Orion
+                | Self::CodeShell
                 | Self::Qwen
         )
     }
