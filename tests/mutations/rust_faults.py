@@ -117,6 +117,20 @@ FAULTS = (
         f"{_CONSTANTS} -k olmoe",
     ),
     Fault(
+        "learned-positions-are-all-the-first",
+        "rust_core/engine/src/forward.rs",
+        "table.row(position + offset, learned);",
+        "table.row(if FAULT { offset } else { position + offset }, learned);",
+        "tests/unit/test_described_files.py -k positions_that_are_learned",
+    ),
+    Fault(
+        "a-table-of-positions-may-be-too-short",
+        "rust_core/engine/src/model/positions.rs",
+        "rows < least",
+        "(!FAULT && rows < least)",
+        "tests/unit/test_described_files.py -k before_the_first_layer",
+    ),
+    Fault(
         "experts-outputs-go-on-top-of-the-last-layers",
         "rust_core/engine/src/forward/experts.rs",
         "sums.row(row).fill(0.0)",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.classic_models import WITH_ALIBI
 from support.gguf_writer import write_gguf
 from support.logit_sequences import TOKENS, expect_same, reference_logits
 from support.sparse_models import CONFIGS, KEYS, random_model, tensors_of, write_as_gguf
@@ -149,22 +150,17 @@ def test_the_first_falcons_scale_what_alibi_adds(tmp_path: Path, monkeypatch: py
     expect_same(tmp_path, reference_logits(model))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("refact", {"num_key_value_heads": 1}), ("baichuan", {"num_key_value_heads": 4, "num_hidden_layers": 40})],
-)
+@pytest.mark.parametrize("name", WITH_ALIBI)
 def test_llamas_without_positions_have_alibi_under_other_names(
-    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refact, and Baichuan of 40 layers: transformers' Llama on the same weights, unrotated, with ALiBi as its mask."""
     import torch
 
-    shape = CONFIGS["llama, as Baichuan"] | changes
-    monkeypatch.setitem(CONFIGS, f"llama, as {name}", shape)
-    keys: dict[str, object] = {"attention.layer_norm_rms_epsilon": 1e-6}
-    monkeypatch.setitem(KEYS, f"llama, as {name}", (name, keys))
-    model = random_model(f"llama, as {name}", tmp_path / "folder")
-    path = write_as_gguf(tmp_path / "m.gguf", f"llama, as {name}", tensors_of(tmp_path / "folder"))
+    for known, own in zip((CONFIGS, KEYS), WITH_ALIBI[name], strict=True):
+        monkeypatch.setitem(known, name, own)
+    model = random_model(name, tmp_path / "folder")
+    path = write_as_gguf(tmp_path / "m.gguf", name, tensors_of(tmp_path / "folder"))
     unrotated = torch.ones(1, len(TOKENS), 16), torch.zeros(1, len(TOKENS), 16)
     model.model.rotary_emb.forward = lambda *_, **__: unrotated
     mask = alibi_of(4, len(TOKENS))

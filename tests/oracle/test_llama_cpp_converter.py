@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import sparse_models
+from support.classic_models import WITH_ALIBI
 from support.converted_models import FAMILIES, NUM_MARKERS, VOCABULARY, random_family
 from support.llama_cpp import LlamaCpp, convert, llama_cpp, tensors_of
 from support.logit_sequences import Sequences
+from support.tiny_model import CONTROL_TOKENS, metadata
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 
 pytestmark = pytest.mark.converter
 
@@ -45,12 +49,14 @@ def log_probabilities(logits: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def expect_continued(path: Path, answers: list[dict[str, Any]], banned: list[int], tolerance: float) -> None:
+def expect_continued(
+    path: Path, prompts: list[list[int]], answers: list[dict[str, Any]], banned: list[int], tolerance: float
+) -> None:
     """At each place the most likely tokens have llama.cpp's probabilities, and the best is its, near ties apart."""
     import numpy as np
 
     sequences = Sequences(path)
-    for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tokens = answer["tokens"]
         assert len(tokens) == NUM_TOKENS
         logits = sequences.logits((number, prompt + tokens[:-1]))[len(prompt) - 1 :]
@@ -109,6 +115,40 @@ def test_files_of_llama_cpps_converter_are_read_as_it_means_them(name: str, peer
             continue
         texts = TEXTS if file_type == "f32" else []
         told = peer.ask(path, prompts=PROMPTS, num_tokens=NUM_TOKENS, banned=banned, texts=texts)
-        expect_continued(path, told["answers"], banned, tolerance)
+        expect_continued(path, PROMPTS, told["answers"], banned, tolerance)
         tokenizer = ModelTokenizer.load(path, vocab_size=VOCABULARY)
         assert [tokenizer.encode_text(text) for text in texts] == told["tokens"]
+
+
+UNCONVERTED = {
+    "starcoder2, as CodeShell": 2e-3,
+    "qwen2, as the first Qwen": 2e-4,
+    "llama, as Baichuan": 2e-4,
+    **dict.fromkeys(WITH_ALIBI, 2e-4),
+}
+"""Families that llama.cpp's converter takes from folders alone that need code of their own, or not at all."""
+
+
+@pytest.mark.parametrize("name", UNCONVERTED)
+def test_files_of_families_that_llama_cpp_alone_has_give_its_tokens(
+    name: str, peer: LlamaCpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tensors under its names, with the weights of their like: its greedy tokens and probabilities, in F32."""
+    shape, keys = WITH_ALIBI.get(name) or (sparse_models.CONFIGS[name], sparse_models.KEYS[name])
+    described = metadata(tokenizer__ggml__token_type=None)  # it takes no whole numbers without a sign there
+    words = {key: value for key, value in described.items() if key.startswith("tokenizer.ggml.")}
+    tokenizer = build_tokenizer(words, "m")
+    num_tokens = tokenizer.get_vocab_size()
+    layers = {"num_hidden_layers": 32} if name == "llama, as Baichuan" else {}  # it knows no others
+    monkeypatch.setitem(sparse_models.CONFIGS, name, shape | layers | {"vocab_size": num_tokens})
+    monkeypatch.setitem(sparse_models.KEYS, name, keys)
+    sparse_models.random_model(name, tmp_path / "folder")
+    stored = sparse_models.tensors_of(tmp_path / "folder")
+    path = sparse_models.write_as_gguf(tmp_path / "m.gguf", name, stored, tokenizer=words)
+    is_said = [
+        token >= len(CONTROL_TOKENS) and "\ufffd" not in tokenizer.decode([token]) for token in range(num_tokens)
+    ]
+    banned = [token for token in range(num_tokens) if not is_said[token]]
+    prompts = [[token % num_tokens for token in prompt] for prompt in PROMPTS]
+    told = peer.ask(path, prompts=prompts, num_tokens=NUM_TOKENS, banned=banned, texts=[])
+    expect_continued(path, prompts, told["answers"], banned, UNCONVERTED[name])

@@ -106,12 +106,14 @@ def test_mxfp4_experts_are_the_same_from_both_kinds_of_files(tmp_path: Path) -> 
     assert np.quantile(errors, 0.9) < 0.1
 
 
-def test_folders_of_internlm2_are_llamas_by_other_names(tmp_path: Path) -> None:
-    """InternLM2's code is its repository's own; of Llama's weights its folder has one matrix for each head of keys."""
+@pytest.mark.parametrize(("name", "family"), [("llama, as InternLM2", "internlm2"), ("llama, as XVERSE", "xverse")])
+def test_folders_of_other_names_are_llamas(name: str, family: str, tmp_path: Path) -> None:
+    """Their code is their repositories' own; InternLM2's folders have one matrix for each head of keys."""
     from safetensors.torch import save_file
 
-    model = random_model("llama, as InternLM2", tmp_path)
-    save_file(classic_models.as_internlm2(tensors_of(tmp_path)), tmp_path / "model.safetensors")
+    model = random_model(name, tmp_path)
+    published, *_ = classic_models.PUBLISHED[name]
+    save_file(published(tensors_of(tmp_path)), tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "internlm2", "bias": False}))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": family, "bias": False}))
     expect_same(tmp_path, reference_logits(model))

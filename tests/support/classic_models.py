@@ -54,7 +54,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama, as XVERSE": {**_GATED, "num_key_value_heads": 4},
     "llama, as Baichuan": {**_GATED, "num_key_value_heads": 4},
     "stablelm, as Orion": {**_GATED, "partial_rotary_factor": 1.0},
-    "starcoder2, as CodeShell": {**_GATED, "intermediate_size": 256, "sliding_window": None},
+    "starcoder2, as CodeShell": {
+        **_GATED,
+        "intermediate_size": 256,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
     "qwen2, as the first Qwen": {**_GATED, "num_key_value_heads": 4},
 }
 """What is peculiar to each family is in its configuration; 500 positions pass windows."""
@@ -98,6 +103,14 @@ KEYS: dict[str, tuple[str, dict[str, object]]] = {
 }
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 
+WITH_ALIBI: dict[str, tuple[dict[str, Any], tuple[str, dict[str, object]]]] = {
+    "llama, as Refact": (
+        {**_GATED, "num_key_value_heads": 1},
+        ("refact", {"attention.layer_norm_rms_epsilon": 1e-6}),
+    ),
+    "llama, as Baichuan 13B": ({**_GATED, "num_key_value_heads": 4, "num_hidden_layers": 40}, ("baichuan", _PLAIN)),
+}
+"""The same of Llama without positions."""
 WHOLE = {
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",

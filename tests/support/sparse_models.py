@@ -481,8 +481,9 @@ def write_as_gguf(
     name: str,
     tensors: Mapping[str, Any],
     blocks_of: Callable[[Any], bytes] | None = None,
+    tokenizer: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a family's tensors as llama.cpp has them; `blocks_of` makes MXFP4 of experts."""
+    """Write a family's tensors as llama.cpp has them, and a tokenizer; `blocks_of` makes MXFP4 of experts."""
     architecture, keys = KEYS[name]
     shape = CONFIGS[name]
     sizes: dict[str, object] = {
@@ -498,7 +499,7 @@ def write_as_gguf(
     }
     sizes |= keys
     told = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
-    metadata = {"general.architecture": architecture} | told | described_models.curves(tensors)
+    metadata = {"general.architecture": architecture} | told | described_models.curves(tensors) | (tokenizer or {})
     written: dict[str, tuple[tuple[int, ...], array[float] | Blocks]] = {}
     for key, values in _stacked(described_models.joined(_gguf_names(name, tensors))).items():
         dims = tuple(reversed(values.shape))

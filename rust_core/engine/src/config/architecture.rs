@@ -447,6 +447,7 @@ impl Architecture {
                 | Self::PhiMoe
                 | Self::Baichuan
                 | Self::Orion
+                | Self::CodeShell
                 | Self::Qwen
         )
     }
