@@ -343,6 +343,7 @@ def matrices_of(family: str) -> Shapes:
         ({"model_type": "nemotron", "partial_rotary_factor": 1.5, "hidden_act": "relu2"}, "are rotated"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
         ({"model_type": "gemma3n_text"}, "the nearest that is supported is gemma4"),
+        ({"model_type": "maincoder"}, "architecture 'maincoder' is not supported"),
         ({"model_type": "mimo_v2_flash"}, "the nearest that is supported is glm4moe"),
         ({"model_type": "hy_v3", **_SMALL, "route_norm": False}, "'route_norm' is not implemented"),
         (

@@ -159,7 +159,8 @@ impl ModelConfig {
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        let architecture = Architecture::from_name(name).filter(|found| *found != Architecture::Maincoder); // code of its own
+        let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let has_caps = architecture == Architecture::Gemma2;
         let more = match architecture {
             Architecture::Gemma2 => CAPS,
