@@ -72,6 +72,35 @@ def test_text_by_a_model_whose_text_half_is_named_agrees_with_transformers(
     assert np.abs(Runner(tmp_path).step((1, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_text_by_command_a_plus_agrees_with_transformers(tmp_path: Path) -> None:
+    """Command A+ is published beside a tower of pictures; its output matrix is the embedding where nothing is said.
+
+    transformers' model of pictures leaves the factor on logits out, which the text model has: here it is 1.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(7)
+    text = {"model_type": "cohere2_moe", **CONFIGS["cohere2_moe"], "logit_scale": 1.0}
+    tower = {"model_type": "siglip_vision_model", **_PICTURES}
+    config = AutoConfig.for_model(
+        "cohere2_vision", text_config=text, vision_config=tower, alignment_intermediate_size=64, downsample_factor=2
+    )
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.1 if "norm" in name else 0.15))
+    reference.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    for part in (said, said["text_config"]):
+        part.pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(Runner(tmp_path).step((1, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_text_by_hunyuans_model_of_pictures_agrees_with_transformers(is_flat: bool, tmp_path: Path) -> None:
     """500 positions, beside a tower of pictures, as transformers writes `config.json` and as it is published."""

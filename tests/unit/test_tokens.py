@@ -309,6 +309,8 @@ def test_granite_cuts_words_as_the_families_its_vocabularies_come_from(pre: str,
         ("bailingmoe2", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
         ("exaone-moe", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
         ("glm4", "It|'s| caMelCase|,| x|123|y|!\n|/中文a"),
+        ("cohere2moe", "It's| ca|Mel|Case|,| x|123|y|!\n/|中文a"),
+        ("jais-2", "It|'s| caMelCase|,| x|123|y|!\n|/中文a"),
         ("falcon", "It|'|s| caMelCase|,| x|123|y|!|\n|/|中文a"),
     ],
 )

@@ -115,7 +115,7 @@ impl Architecture {
     pub(crate) fn is_of_gguf(self) -> bool {
         matches!(
             self,
-            Self::Baichuan | Self::Orion | Self::Refact | Self::CodeShell | Self::Qwen
+            Self::Baichuan | Self::Orion | Self::Refact | Self::CodeShell | Self::Qwen | Self::Maincoder
         )
     }
 

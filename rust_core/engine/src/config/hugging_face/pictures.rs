@@ -1,5 +1,5 @@
 //! The text half of models of pictures whose `config.json` names its family in `text_config`: Mistral Small 3.1 and 3.2,
-//! Ministral 3, Mistral Small 4, and Gemma 3.
+//! Ministral 3, Mistral Small 4, Gemma 3, and Command A Vision and A+.
 
 use serde_json::{Map, Value};
 
@@ -17,7 +17,16 @@ struct Family {
     activation: &'static str,
 }
 
-const FAMILIES: [Family; 2] = [
+/// Command A Vision and A+, whose output matrix is the embedding where nothing is said.
+const COHERE2_VISION: &str = "cohere2_vision";
+
+const FAMILIES: [Family; 3] = [
+    Family {
+        name: COHERE2_VISION,
+        text: "cohere2",
+        numbers: &[],
+        activation: "silu",
+    },
     Family {
         name: "mistral3",
         text: "mistral",
@@ -42,7 +51,9 @@ const FAMILIES: [Family; 2] = [
 ];
 
 /// What tells of pictures, besides what other families have.
-const OF_PICTURES: [&str; 4] = [
+const OF_PICTURES: [&str; 6] = [
+    "alignment_intermediate_size",
+    "downsample_factor",
     "projector_hidden_act",
     "vision_feature_layer",
     "multimodal_projector_bias",
@@ -56,6 +67,10 @@ pub(super) fn text_half(config: &Map<String, Value>) -> Option<Map<String, Value
     let family = FAMILIES.iter().find(|family| family.name == name)?;
     let mut text = qwen_vl::merged(config);
     text.retain(|name, _| !OF_PICTURES.contains(&name.as_str()));
+    let is_tied = "tie_word_embeddings";
+    if name == COHERE2_VISION && !has(config, is_tied) && !has(inner, is_tied) {
+        text.remove(is_tied);
+    }
     let kind = inner.get("model_type").cloned();
     text.insert("model_type".to_owned(), kind.unwrap_or_else(|| family.text.into()));
     let numbers = family.numbers.iter().map(|(key, number)| (*key, Value::from(*number)));
