@@ -428,7 +428,10 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "baichuan"}, "not implemented for folders of safetensors; take the model as a GGUF file"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
         ({"model_type": "gemma3n_text"}, "the nearest that is supported is gemma4"),
-        ({"model_type": "maincoder"}, "architecture 'maincoder' is not supported"),
+        (
+            {"model_type": "maincoder"},
+            "architecture 'maincoder' is not implemented for folders of safetensors; take the model as a GGUF file",
+        ),
         ({"model_type": "mimo_v2_flash"}, "the nearest that is supported is glm4moe"),
         ({"model_type": "hy_v3", **_SMALL, "route_norm": False}, "'route_norm' is not implemented"),
         (
