@@ -100,6 +100,6 @@ def test_folders_agree_with_the_formula_at_500_positions(family: str, dual: dict
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | {"dual_chunk_attention_config": dual}))
     with pytest.raises(ModelError, match="dual chunk attention is not implemented for the torch runner; set engine"):
-        DescribedModel(tmp_path, None)
+        DescribedModel(tmp_path, None, None)
     reference = with_formula(model, dual, _SHAPE["rope_parameters"]["rope_theta"])
     expect_same(tmp_path, reference_logits(reference))

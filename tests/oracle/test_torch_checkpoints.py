@@ -78,7 +78,7 @@ def test_products_are_those_of_the_weights(name: str, written: Callable[[str], W
 @pytest.mark.parametrize("name", FORMATS)
 def test_estimate_is_what_the_weights_take(name: str, written: Callable[[str], Written]) -> None:
     """What is said before loading counts planes, scales and zero points, and what is dequantised as such."""
-    model = DescribedModel(written(name).path, None)
+    model = DescribedModel(written(name).path, None, None)
     part, weights = ModelPart.of(model.config, Shard()), weights_of(written(name).path, keeps=True)
     target = Target(CPU, torch.float32, torch.float32, keeps_quantised=True)
     sizes = Sizes.of(model, part, KvLayers.of(model.config.windows), LargestStep(64, 4), target)

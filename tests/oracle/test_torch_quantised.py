@@ -110,7 +110,7 @@ def test_neighbours_of_one_format_become_one_matrix() -> None:
 def weights_of(path: Path, shard: Shard, *, keeps: bool) -> Weights:
     target = Target(DEVICE, torch.float32, torch.float32, keeps)
     file = _rust.ModelFile(path)
-    return load_weights(file, str(path), ModelPart.of(file.config, shard), target, 2, ReadProgress("", 1))
+    return load_weights(file, str(path), ModelPart.of(file.config, shard), target, 2, ReadProgress())
 
 
 def test_ranks_share_quantised_matrices(model_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_ranks_share_quantised_matrices(model_path: Path) -> None:
 
 def test_estimate_is_what_the_weights_take(model_path: Path) -> None:
     """What is said of a model before it is loaded counts each matrix as it stays."""
-    model = DescribedModel(model_path, None)
+    model = DescribedModel(model_path, None, None)
     part, weights = ModelPart.of(model.config, Shard()), weights_of(model_path, Shard(), keeps=True)
     target = Target(DEVICE, torch.float32, torch.float32, keeps_quantised=True)
     sizes = Sizes.of(model, part, KvLayers.of(model.config.windows), LargestStep(64, 4), target)

@@ -528,7 +528,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     part = ModelPart.of(opened.config, Shard(0, 1, 1))
     with pytest.raises(ModelError, match=f"{file.name}.*read the file"):
-        opened.load(part, target_of(EXACT), 1, ReadProgress("", 1))
+        opened.load(part, target_of(EXACT), 1, ReadProgress())
 
 
 @pytest.mark.slow
