@@ -532,7 +532,9 @@ _EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_in
             {"residual_scale": 1.0, "logit_divisor": 1.0},
         ),
         ({"model_type": "exaone_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 2.5}),
-        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5}),
+        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5, "base": 11_158_840.0}),
+        ({"model_type": "helium"}, {"norm_epsilon": 1e-8, "base": 1e5}),
+        ({"model_type": "phimoe", **_TWO_OF_THREE}, {"norm_epsilon": 1e-5, "base": 1e6}),
         ({"model_type": "cohere2_moe", **_FEW, "num_shared_experts": 2}, {"weight_scale": 0.5, "norm_epsilon": 1e-5}),
         (
             {"model_type": "cohere2_moe", **_FEW, "first_k_dense_replace": 1},
