@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from support.tiny_model import write_tiny_model
 
 from pyagent.cli.chat import Loop, _take_one
 from pyagent.cli.conversation import Conversation
-from pyagent.cli.load_line import loads_shown
+from pyagent.cli.load_line import loads_on_terminal, loads_shown
 from pyagent.core.load_progress import LoadProgress
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.load_watch import LoadLog
@@ -75,6 +78,27 @@ def test_nothing_is_shown_while_a_person_types() -> None:
         assert not shown
         log.watch(LoadProgress(model="m", seconds=2.0))
     assert [load.seconds for load in shown] == [2.0]
+
+
+class _Terminal(io.StringIO):
+    """One that does not say how many columns it has."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_is_no_longer_than_the_terminal_and_moves_nothing_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that wraps leaves its first half for good, and a model's name is whatever a request has."""
+    monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+    log = LoadLog()
+    with loads_on_terminal():
+        log.watch(LoadProgress(model="a\x1b[2J\n", seconds=1.0))
+        log.watch(LoadProgress(model="b" * 200, seconds=1.0))
+    lines = [line for line in terminal.getvalue().replace("\x1b[2K", "").split("\r") if line]
+    assert len(lines) == 2
+    assert all(line.isprintable() and len(line) < 80 for line in lines)
+    assert terminal.getvalue().endswith(CLEARED)
+    assert not logging.getLogger("pyagent.loads").handlers
 
 
 def test_run_shows_loads_among_its_rows(slow: tuple[str, dict[str, str]], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from support.native import chat, engine_of
 
 from pyagent.core.backends import collect
 from pyagent.infrastructure.engine.client import EngineState
-from pyagent.infrastructure.engine.memory.garbage import GarbageStats, collect_frozen, freeze_heap
+from pyagent.infrastructure.engine.memory.garbage import GarbageStats, collect_frozen, freeze_heap, num_frozen
 from pyagent.infrastructure.engine.subprocess.merging import merged_state
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 
@@ -48,6 +48,17 @@ def test_what_is_frozen_is_collected_when_a_model_goes() -> None:
         assert young() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("freezing")
+def test_the_count_of_what_is_frozen_follows_each_freeze() -> None:
+    """It is kept, as counting takes long, and never that of the model before."""
+    kept = list[Node]()
+    for freeze in (freeze_heap, collect_frozen):
+        num_frozen()
+        kept += (Node() for _ in range(1000))
+        freeze()
+        assert num_frozen() == gc.get_freeze_count()
 
 
 @pytest.mark.parametrize("process", [False, True])

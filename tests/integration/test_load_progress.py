@@ -11,10 +11,13 @@ import math
 import os
 import shutil
 import signal
+import threading
+import time
 from array import array
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -37,6 +40,7 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.cli.load_line import loads_shown
 from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError, ModelError
+from pyagent.infrastructure.engine import load_watch
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.load_watch import Load, LoadLog, LoadWatch
 from pyagent.infrastructure.engine.memory.ledger import Ledger
@@ -172,6 +176,21 @@ def test_counts_never_pass_the_total_and_never_go_back() -> None:
     assert (seen, progress.bytes_total) == ([4, 10, 10, 15], 15)
 
 
+def test_what_is_left_is_told_at_the_rate_since_weights_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at a file, and waiting for other loads, is no part of that rate; 100 percent are all of the bytes."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(load_watch, "time", clock)
+    load = Load("m", since=0.0)
+    assert load.now() == LoadProgress(model="m", seconds=100.0)
+    load.expect(1000)
+    assert load.now() == LoadProgress(model="m", bytes_total=1000)
+    clock.monotonic = lambda: 102.0
+    load.counter.add(250)
+    assert load.now() == LoadProgress(model="m", bytes_done=250, bytes_total=1000, seconds=2.0, seconds_left=6.0)
+    load.counter.add(749)
+    assert load.now().percent == 99
+
+
 # -- who is told ----------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +219,22 @@ def test_two_loads_are_told_apart_each_to_its_end() -> None:
         for name in ("one", "two")
     )
     assert watch.now() == {}
+
+
+def test_one_thread_tells_all_loads_and_ends_with_the_last() -> None:
+    """Loads that follow each other at once, as of a model that cannot be opened, leave none behind."""
+
+    before, watch = set(threading.enumerate()), LoadWatch(tell_seconds=3600)
+
+    def num_threads() -> int:
+        return sum(thread.name == "pyagent-load-watch" for thread in set(threading.enumerate()) - before)
+
+    for number in range(50):
+        with watch.watching(f"quick {number}"):
+            time.sleep(0.001)  # in which the thread comes to wait
+    with watch.watching("one"), watch.watching("two"):
+        wait_until(lambda: num_threads() == 1)  # others that have ended may not be gone yet
+    wait_until(lambda: num_threads() == 0)
 
 
 def test_load_that_is_over_at_once_is_never_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from support.sparse_models import CONFIGS, random_model, tensors_of
 from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.runners.torch import experts, sizes
@@ -32,6 +34,13 @@ from pyagent.infrastructure.engine.runners.torch.experts import (
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 from pyagent.infrastructure.engine.runners.torch.layers import ClampedSwiglu
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear
+from pyagent.infrastructure.engine.runners.torch.packed_experts import (
+    GgufExperts,
+    PackedExperts,
+    has_mxfp4,
+    packed_place,
+)
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import Span
 from pyagent.infrastructure.engine.runners.torch.quantised import mxfp4
 from pyagent.infrastructure.engine.runners.torch.quantised.mxfp4 import Mxfp4
 from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
@@ -213,6 +222,25 @@ def test_numbers_of_4_bits_are_the_gguf_packages() -> None:
     found = mxfp4.of_gguf(blocks)
     assert torch.equal(found.dequantised(torch.float32), expected)
     assert torch.equal(found.dequantised(torch.bfloat16), expected.to(torch.bfloat16))
+
+
+def test_a_ranks_experts_in_4_bits_are_columns_of_the_whole(gpt_oss: tuple[Path, Path]) -> None:
+    """Of gates, ups and downs, from a folder and a GGUF file; columns that share a scale are not parted."""
+    hidden, cpu, block = Span.whole(64), torch.device("cpu"), "blk.1"
+    for path in gpt_oss:
+        file = _rust.ModelFile(path)
+        place = packed_place(file, block)
+        make = partial(GgufExperts, file, block) if place is None else partial(PackedExperts, file, str(path), place, 6)
+        whole, own = (make(hidden, inside) for inside in (Span.whole(96), Span(32, 64, 96)))
+        for expert in (0, 5):
+            (gate_up, down), part = (
+                [one.dequantised(torch.float32) for one in of.kept(expert, cpu)] for of in (whole, own)
+            )
+            gates, ups = gate_up.chunk(2)
+            assert torch.equal(part[0], torch.cat((gates[32:], ups[32:])))
+            assert torch.equal(part[1], down[:, 32:])
+        kept = [has_mxfp4(file, block, hidden, Span(*inside, 96)) for inside in ((32, 64), (0, 48), (16, 32))]
+        assert kept == [True, False, False]
 
 
 @pytest.mark.parametrize(

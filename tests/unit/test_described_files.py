@@ -532,7 +532,9 @@ _EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_in
             {"residual_scale": 1.0, "logit_divisor": 1.0},
         ),
         ({"model_type": "exaone_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 2.5}),
-        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5}),
+        ({"model_type": "hy_v3", **_SMALL}, {"weight_scale": 2.826, "norm_epsilon": 1e-5, "base": 11_158_840.0}),
+        ({"model_type": "helium"}, {"norm_epsilon": 1e-8, "base": 1e5}),
+        ({"model_type": "phimoe", **_TWO_OF_THREE}, {"norm_epsilon": 1e-5, "base": 1e6}),
         ({"model_type": "cohere2_moe", **_FEW, "num_shared_experts": 2}, {"weight_scale": 0.5, "norm_epsilon": 1e-5}),
         (
             {"model_type": "cohere2_moe", **_FEW, "first_k_dense_replace": 1},
@@ -576,6 +578,27 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
+
+
+def test_heads_that_do_not_lie_in_groups_are_refused(tmp_path: Path) -> None:
+    """CodeGen's queries, values and keys lie in four groups of whole heads: with two heads, rows would be others."""
+    parts: Shapes = {
+        "attn.qkv_proj": (192, 64),
+        "attn.out_proj": (64, 64),
+        "mlp.fc_in": (FFN, 64),
+        "mlp.fc_out": (64, FFN),
+    }
+    parts |= {"ln_1": (64,)}
+    biases: Shapes = {"ln_1": (64,), "mlp.fc_in": (FFN,), "mlp.fc_out": (64,)}
+    ends: list[tuple[str, Shapes]] = [("weight", parts), ("bias", biases)]
+    begins = [f"transformer.h.{layer}" for layer in (0, 1)]
+    shapes = {f"{begin}.{name}.{end}": shape for begin in begins for end, of in ends for name, shape in of.items()}
+    shapes |= {"transformer.wte.weight": (250, 64), "transformer.ln_f.weight": (64,), "transformer.ln_f.bias": (64,)}
+    shapes |= {"lm_head.weight": (250, 64), "lm_head.bias": (250,)}
+    about: dict[str, object] = {"model_type": "codegen", "hidden_act": "gelu_new", "rotary_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    with pytest.raises(_rust.ModelFileError, match="2 heads do not lie in 4 groups of as many"):
+        _rust.CpuModel.load(folder_of(tmp_path, {**about, **heads}, shapes), threads=1, kv_bytes=1 << 20)
 
 
 def _axk1() -> tuple[dict[str, object], Shapes]:
