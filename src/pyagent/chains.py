@@ -227,7 +227,7 @@ class Engine(Chain):
         return sync
 
     async def load(self, watch: Callable[[LoadProgress], None] | None = None) -> None:
-        """Load the model now, telling `watch` again and again how far it is.
+        """Load the model now, telling `watch` again and again how far it is, and once more when that is over.
 
         Raises `ModelError` saying what is wrong with its file.
         """
@@ -236,12 +236,20 @@ class Engine(Chain):
                 continue
             loading = asyncio.ensure_future(load())
             try:
-                while watch is not None and not (await asyncio.wait([loading], timeout=_WATCH_SECONDS))[0]:
-                    for progress in await self.loading():
-                        watch(progress)
+                if watch is not None:
+                    await self._watch(loading, watch)
                 await loading
             finally:
                 loading.cancel()
+
+    async def _watch(self, loading: asyncio.Future[object], watch: Callable[[LoadProgress], None]) -> None:
+        told: dict[str, LoadProgress] = {}
+        while not (await asyncio.wait([loading], timeout=_WATCH_SECONDS))[0]:
+            for progress in await self.loading():
+                told[progress.name] = progress
+                watch(progress)
+        for progress in told.values():
+            watch(_ended(progress, is_whole=loading.exception() is None))
 
     async def loading(self) -> list[LoadProgress]:
         """Return how far each model is that is on its way into memory now."""
@@ -249,6 +257,12 @@ class Engine(Chain):
 
         states = [await link.engine_state() for link in self.backend.links if isinstance(link, NativeBackend)]
         return [progress for state in states for progress in state.load_progress.values()]
+
+
+def _ended(load: LoadProgress, *, is_whole: bool) -> LoadProgress:
+    if is_whole:
+        load = msgspec.structs.replace(load, bytes_done=load.bytes_total, seconds_left=0.0)
+    return msgspec.structs.replace(load, is_over=True)
 
 
 def _loaded(overrides: dict[str, object]) -> Settings:

@@ -142,9 +142,9 @@ class SyncEngine(SyncChain):
         self._engine = engine
 
     def load(self, watch: Callable[[LoadProgress], None] | None = None) -> None:
-        """Load the model now, telling `watch` again and again how far it is, in another thread.
+        """Load the model now, telling `watch` again and again how far it is, and once more when that is over.
 
-        Raises `ModelError` saying what is wrong with its file.
+        `watch` is called in another thread. Raises `ModelError` saying what is wrong with its file.
         """
         self._loop.run(self._engine.load(watch))
 

@@ -295,7 +295,9 @@ def test_field_that_nobody_looked_at_is_refused(llama: Path, folder: Path, tmp_p
     changed(tmp_path / "config.json", odd=None, none=False, empty=[], torch_dtype="float32", quantization_config={})
     describe_model(tmp_path, architectures=EXAONE)
     changed(tmp_path / "config.json", sliding=7)
-    with pytest.raises(ModelError, match="'sliding' is not implemented for exaone, and ignoring it"):
+    with pytest.raises(
+        ModelError, match=r"'sliding' is not implemented for exaone, .* look at it by config\.get\('sliding'\)"
+    ):
         describe_model(tmp_path, architectures=EXAONE)
 
 

@@ -320,7 +320,7 @@ def test_process_that_dies_ends_what_is_told_of_its_loads(slow: Path) -> None:
 
 
 def test_program_is_told_how_far_its_engine_is(slow: Path) -> None:
-    """`Engine.load` calls back while the model loads, and `loading` says the same to who asks."""
+    """`Engine.load` calls back while the model loads and once when it is there; `loading` says the same to who asks."""
     seen, asked = list[LoadProgress](), list[LoadProgress]()
     with pyagent.Engine(slow, process=False) as engine:
 
@@ -334,3 +334,20 @@ def test_program_is_told_how_far_its_engine_is(slow: Path) -> None:
     assert asked == []
     assert {load.model for load in seen} == {"tiny"}
     assert any(HALF - 1 <= load.percent <= HALF for load in seen)
+    assert [load.is_over for load in seen] == [False] * (len(seen) - 1) + [True]
+    assert (seen[-1].percent, seen[-1].seconds_left) == (100, 0.0)
+
+
+def test_program_is_told_that_a_load_failed(slow: Path) -> None:
+    """A load that fails is told to be over as well, with the bytes that it had, and then raised."""
+    seen = list[LoadProgress]()
+
+    def watch(load: LoadProgress) -> None:
+        seen.append(load)
+        if load.percent and not Path(f"{slow}.gate").exists():
+            go_on(slow, "fail")
+
+    with pyagent.Engine(slow, process=False) as engine, pytest.raises(ModelError, match="the second half is lost"):
+        engine.load(watch=watch)
+    assert [load.is_over for load in seen] == [False] * (len(seen) - 1) + [True]
+    assert HALF - 1 <= seen[-1].percent <= HALF

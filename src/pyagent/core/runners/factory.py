@@ -44,8 +44,9 @@ class RunnerOptions:
     Of a GPU's memory the engine may take `gpu_memory_utilization`. Without `mtp`, a head that drafts
     further tokens is left alone; with the folder of a `head`, KV pages have room for that, and it is to be attached
     (`DraftingRunner.attach_drafter`). `architectures` are plugins' by name, of models that
-    a runner itself does not know. To `progress` a runner adds the bytes of weights that it has loaded, of those that
-    `estimate` said: `progress.add(num_bytes)`, from any thread.
+    a runner itself does not know. To `progress`, where there is one, a runner adds the bytes of weights that it has
+    loaded, of those that `estimate` said: `progress.add(num_bytes)`, from any thread. It is the counter behind what
+    programs are told as `pyagent.LoadProgress`.
     """
 
     threads: int = 0

@@ -43,8 +43,13 @@ class ReadFields(Mapping[str, Any]):
         unsaid: tuple[object, ...] = (None, False, {}, [])
         unread = [name for name, value in self._fields.items() if name not in known and value not in unsaid]
         if unread:
-            text = f"{path}: config.json: {unread[0]!r} is not implemented for {architecture}"
-            raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(path))
+            field = unread[0]
+            text = (
+                f"{path}: config.json: {field!r} is not implemented for {architecture}, and ignoring it may change the "
+                f"model's answers; what reads {architecture} must use it, or look at it by config.get({field!r}) where "
+                "it changes no number"
+            )
+            raise ModelError(text, model=str(path))
 
 
 class BroughtFolder(NamedTuple):
