@@ -426,6 +426,8 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "phimoe", **_TWO_OF_THREE, "router_jitter_noise": 0.1}, "'router_jitter_noise' 0.1 is not"),
         ({"model_type": "phimoe", **_TWO_OF_THREE, "num_experts_per_tok": 3}, "experts of a token are 3; expected 2"),
         ({"model_type": "baichuan"}, "not implemented for folders of safetensors; take the model as a GGUF file"),
+        ({"model_type": "chatglm"}, "not implemented for folders of safetensors; take the model as a GGUF file"),
+        ({"model_type": "corvus"}, "is not supported; a plugin can describe it (hook pyagent_register_architectures)"),
         ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
         ({"model_type": "gemma3n_text"}, "the nearest that is supported is gemma4"),
         (

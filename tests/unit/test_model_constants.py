@@ -58,6 +58,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "has 'quant_method': \"bitsandbytes\", which is not implemented on the CPU; there are gptq, awq, fp8, "
         "compressed-tensors, modelopt. Take the model as a GGUF file",
     ),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        "'rope_parameters' and 'rope_scaling' say different rotary scalings",
+    ),
     ("llama-linear", {"rope_parameters": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
     (
         "llama-linear",

@@ -484,13 +484,13 @@ impl Architecture {
     }
 }
 
-/// The error of a family that cannot be run, which names the nearest that can.
-pub(super) fn unsupported(name: &str) -> ModelFileError {
+/// The error of a family that cannot be run, which names the nearest that can, and says what else would help.
+pub(super) fn unsupported(name: &str, help: &str) -> ModelFileError {
     let name = clipped(name);
     let nearest = families::nearest(&name).map_or_else(String::new, |nearest| {
         format!("the nearest that is supported is {nearest}; ")
     });
     invalid(format!(
-        "architecture '{name}' is not supported; {nearest}supported are {SUPPORTED_ARCHITECTURES}"
+        "architecture '{name}' is not supported; {nearest}{help}supported are {SUPPORTED_ARCHITECTURES}"
     ))
 }

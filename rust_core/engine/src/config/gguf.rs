@@ -134,7 +134,7 @@ impl ModelConfig {
         // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there. It has no names
         // for the others.
         let architecture = Architecture::from_name(family).filter(|found| !found.is_of_folders());
-        let architecture = architecture.ok_or_else(|| unsupported(name))?;
+        let architecture = architecture.ok_or_else(|| unsupported(name, ""))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
         let is_gemma4 = architecture == Architecture::Gemma4;

@@ -61,6 +61,12 @@ pub const IRRELEVANT: &str = "_name_or_path architectures transformers_version t
     auto_map embd_pdrop resid_pdrop rope_type model_max_length boi_token_index eoi_token_index image_token_index \
     mm_tokens_per_image";
 
+/// What helps where a folder's architecture is not there.
+const A_PLUGIN: &str = "a plugin can describe it (hook pyagent_register_architectures); ";
+
+/// Folders of GLM-4 before transformers had it, which need code of their own; as GGUF files they are called so too.
+const OLD_GLM: &str = "chatglm";
+
 /// How weights are quantised: who opens the tensors reads it, or refuses it.
 pub(super) const STORED: &str = "quantization_config compression_config";
 
@@ -167,8 +173,8 @@ impl ModelConfig {
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
-        if architecture.is_of_gguf() {
+        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name, A_PLUGIN))?;
+        if architecture.is_of_gguf() || name == OLD_GLM {
             return Err(invalid(format!(
                 "architecture '{name}' is not implemented for folders of safetensors; take the model as a GGUF file"
             )));

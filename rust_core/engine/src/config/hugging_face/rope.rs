@@ -60,7 +60,18 @@ impl JsonConfig<'_> {
             _ if self.text("model_type") == Some("solar_open") => SOLAR_BASE,
             _ => BASE,
         };
-        self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)
+        let default = self.number("rope_theta").unwrap_or(default);
+        let (base, scaling) = self.rope(parameters, default, architecture)?;
+        let of_both = self.object("rope_parameters").and_then(|_| self.object("rope_scaling"));
+        if of_both.is_some() && self.rope(of_both, default, architecture)?.1 != scaling {
+            // transformers takes the older table, and a base only where that one or 'rope_theta' says it.
+            return Err(invalid(
+                "config.json: 'rope_parameters' and 'rope_scaling' say different rotary scalings; keep one of the two, \
+                 with its 'rope_theta'"
+                    .to_owned(),
+            ));
+        }
+        Ok((base, scaling))
     }
 
     /// nanochat's base: its heads turn the other way, and no context of it is stretched.
