@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import signal
+import threading
 from array import array
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager
@@ -209,6 +210,16 @@ def test_load_that_is_over_at_once_is_never_told() -> None:
     with watch.watching("quick") as load:
         load.expect(10)
     assert not told
+
+
+def test_loads_in_quick_succession_share_a_thread() -> None:
+    """A load that begins before the thread of the one before has ended is told by that thread."""
+    watch, most = LoadWatch(), 0
+    for _ in range(200):
+        with watch.watching("quick"):
+            names = [thread.name for thread in threading.enumerate()]
+        most = max(most, names.count("pyagent-load-watch"))
+    assert most == 1
 
 
 def test_the_log_has_a_line_for_each_five_seconds(caplog: pytest.LogCaptureFixture) -> None:

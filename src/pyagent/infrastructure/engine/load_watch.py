@@ -57,6 +57,7 @@ class LoadWatch:
         self.watch: LoadWatcher = LoadLog().watch
         self._tell_seconds = tell_seconds
         self._loads: list[Load] = []
+        self._is_telling = False
         self._changed = threading.Condition()
 
     def now(self) -> dict[str, LoadProgress]:
@@ -70,7 +71,8 @@ class LoadWatch:
         load = Load(model)
         with self._changed:
             self._loads.append(load)
-            if len(self._loads) == 1:
+            if not self._is_telling:  # the thread of a load just before may not have ended yet
+                self._is_telling = True
                 threading.Thread(target=self._tell, name="pyagent-load-watch", daemon=True).start()
         try:
             yield load
@@ -84,10 +86,13 @@ class LoadWatch:
 
     def _tell(self) -> None:
         with self._changed:
-            while not self._changed.wait_for(lambda: not self._loads, self._tell_seconds):
-                for load in self._loads:
-                    load.is_told = True
-                    self.watch(load.now())
+            try:
+                while not self._changed.wait_for(lambda: not self._loads, self._tell_seconds):
+                    for load in self._loads:
+                        load.is_told = True
+                        self.watch(load.now())
+            finally:
+                self._is_telling = False
 
 
 class LoadLog:
