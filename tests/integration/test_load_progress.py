@@ -237,6 +237,20 @@ def test_one_thread_tells_all_loads_and_ends_with_the_last() -> None:
     wait_until(lambda: num_threads() == 0)
 
 
+def test_load_that_cannot_be_told_is_a_load_all_the_same() -> None:
+    """A watcher that fails, such as a handler of the log, ends neither the load nor the thread that tells."""
+    watch, told = LoadWatch(tell_seconds=0.001), list[LoadProgress]()
+
+    def fail(load: LoadProgress) -> None:
+        told.append(load)
+        raise RuntimeError("no room for a line")
+
+    watch.watch = fail
+    with watch.watching("one"):
+        wait_until(lambda: len(told) > 2)
+    assert told[-1].is_over
+
+
 def test_load_that_is_over_at_once_is_never_told() -> None:
     """Nothing flickers where there is nothing to wait for."""
     watch, told = LoadWatch(), list[LoadProgress]()

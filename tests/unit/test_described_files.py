@@ -456,6 +456,10 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
             "'layer_rope_theta' differs between layers of one of 'layer_types'",
         ),
         ({"model_type": "cwm"}, "config.json lacks 'rope_parameters'"),
+        ({"model_type": "gpt2", "n_embd": 32}, "'n_embd' is 32, and 'hidden_size' by another name, which is 64"),
+        ({"model_type": "gpt2", "activation_function": "relu", "hidden_act": "gelu"}, "'hidden_act' by another name"),
+        ({"model_type": "gpt_neo", "attention_layers": ["local", "global"]}, "'attention_layers' are others than"),
+        ({"model_type": "gpt_neo", "attention_layers": 4}, "'attention_layers' are others than"),
         (
             {"model_type": "nanochat", "hidden_act": "relu2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             "a rope scaling is not implemented for nanochat",

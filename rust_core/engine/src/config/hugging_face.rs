@@ -432,7 +432,8 @@ fn default_epsilon(name: &str) -> f64 {
         | "granite_swa"
         | "minicpm3"
         | nemotron::NAME => 1e-5,
-        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
+        "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus"
+        | MINISTRAL3 => 1e-5,
         "cwm" | "iquestcoder" => 1e-5,
         "glm4" | "glm" => 1.5625e-7,
         "helium" => 1e-8,

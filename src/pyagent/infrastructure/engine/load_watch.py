@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -82,7 +82,7 @@ class LoadWatch:
             with self._changed:
                 self._loads.remove(load)
                 if load.is_told:
-                    self.watch(msgspec.structs.replace(load.now(), is_over=True))
+                    self._show(msgspec.structs.replace(load.now(), is_over=True))
                 self._changed.notify_all()
 
     def _tell(self) -> None:
@@ -91,9 +91,13 @@ class LoadWatch:
                 while not self._changed.wait_for(lambda: not self._loads, self._tell_seconds):
                     for load in self._loads:
                         load.is_told = True
-                        self.watch(load.now())
+                        self._show(load.now())
             finally:
                 self._is_telling = False
+
+    def _show(self, load: LoadProgress) -> None:
+        with suppress(Exception):  # one that cannot be told, by a handler of the log that fails, is loaded all the same
+            self.watch(load)
 
 
 class LoadLog:

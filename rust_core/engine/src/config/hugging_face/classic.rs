@@ -45,6 +45,8 @@ const NAMES: [(&str, &str); 18] = [
     ("resid_dropout", "dropout"),
     ("embed_dropout", "dropout"),
 ];
+/// Those of them that change no answer, and may differ: dropouts, and how long texts were in training.
+const UNREAD: [&str; 3] = ["seq_length", "resid_dropout", "embed_dropout"];
 /// What is read besides; what training, summaries and other programs read; how exactly scores are computed.
 pub(super) const FIELDS: &str = "layer_norm_eps use_parallel_residual alibi alibi_bias_max new_decoder_architecture \
     num_ln_in_parallel_attn multi_query parallel_attn bias rotary_dim attention_types attention_layers window_size n_ctx \
@@ -78,8 +80,13 @@ pub(super) fn completed(config: &Map<String, Value>) -> Result<Option<Map<String
     let mut completed = config.clone();
     completed.retain(|_, value| !value.is_null());
     for (own, others) in NAMES {
-        if let Some(value) = completed.remove(own) {
-            completed.entry(others).or_insert(value);
+        let Some(value) = completed.remove(own) else { continue };
+        let other = completed.entry(others).or_insert_with(|| value.clone());
+        if *other != value && !UNREAD.contains(&own) {
+            let [value, other] = [value.to_string(), other.to_string()].map(|text| clipped(&text));
+            return Err(invalid(format!(
+                "config.json: '{own}' is {value}, and '{others}' by another name, which is {other}; expected one value"
+            )));
         }
     }
     let json = JsonConfig(&completed, None);
@@ -150,7 +157,7 @@ impl JsonConfig<'_> {
     /// Which of GPT-Neo's layers have a window, by the lists that its files repeat.
     fn of_gpt_neo(&self) -> Result<Value, ModelFileError> {
         let num_layers = self.size("num_hidden_layers")?.min(MOST_LAYERS); // more are refused later
-        let named = match self.0.get("attention_types").and_then(Value::as_array) {
+        let named: Vec<&str> = match self.0.get("attention_types").and_then(Value::as_array) {
             None => (0..num_layers).map(|layer| ["global", "local"][layer % 2]).collect(),
             Some(runs) => named_layers(runs, num_layers).ok_or_else(|| {
                 let said = clipped(&Value::from(runs.clone()).to_string()).to_string();
@@ -161,6 +168,13 @@ impl JsonConfig<'_> {
                 ))
             })?,
         };
+        let listed = self.0.get("attention_layers");
+        if listed.is_some_and(|listed| *listed != Value::from(named.clone())) {
+            return Err(invalid(
+                "config.json: 'attention_layers' are others than 'attention_types' says; expected one kind for each layer"
+                    .to_owned(),
+            ));
+        }
         let has_window: Vec<bool> = named.iter().map(|name| *name == "local").collect();
         let kinds = has_window.iter().map(|has_window| match has_window {
             true => "sliding_attention",
@@ -198,12 +212,46 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use crate::config::{Activation, ModelConfig};
+    use crate::weights::ModelFileError;
 
     fn read(changes: Value) -> ModelConfig {
+        asked(changes).expect("a model that is supported")
+    }
+
+    fn asked(changes: Value) -> Result<ModelConfig, ModelFileError> {
         let fields = json!({"vocab_size": 64, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512});
         let mut fields: Map<String, Value> = fields.as_object().expect("an object").clone();
         fields.extend(changes.as_object().expect("an object").clone());
-        ModelConfig::from_hugging_face(&fields, None).expect("a model that is supported")
+        ModelConfig::from_hugging_face(&fields, None)
+    }
+
+    /// One of them would be ignored; what changes no answer may differ.
+    #[test]
+    fn values_that_two_fields_say_otherwise_are_refused() {
+        for (changes, said) in [
+            (
+                json!({"model_type": "gpt2", "hidden_size": 32}),
+                "'n_embd' is 64, and 'hidden_size'",
+            ),
+            (
+                json!({"model_type": "falcon", "n_head_kv": 2, "num_kv_heads": 4}),
+                "'num_kv_heads' is 4, and",
+            ),
+            (
+                json!({"model_type": "gpt2", "hidden_act": "relu", "activation_function": "gelu"}),
+                "by another name",
+            ),
+            (
+                json!({"model_type": "gpt_neo", "attention_layers": ["local", "global", "local", "global"]}),
+                "others than",
+            ),
+            (json!({"model_type": "gpt_neo", "attention_layers": 4}), "others than"),
+        ] {
+            let error = asked(changes).expect_err("two values").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        read(json!({"model_type": "gpt2", "hidden_size": 64, "resid_dropout": 0.1, "embed_dropout": 0.0}));
+        read(json!({"model_type": "bloom", "seq_length": 4096}));
     }
 
     #[test]
@@ -260,5 +308,7 @@ mod tests {
         let said = windows(json!({"attention_types": types, "window_size": 24}));
         assert_eq!(said, [None, None, None, Some(24)]);
         assert_eq!(windows(json!({"attention_types": [[["global"], 4]]})), [None; 4]);
+        let listed = json!({"attention_layers": ["global", "local", "global", "local"]});
+        assert_eq!(windows(listed), windows(json!({})));
     }
 }

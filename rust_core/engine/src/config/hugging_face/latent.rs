@@ -37,6 +37,10 @@ pub(super) const OF_GLM_DSA: &str = "index_topk index_n_heads index_head_dim ind
 /// The first layers of a GLM-5 that all have an indexer, where only some of the later ones have.
 const GLM_OFFSET: usize = 2;
 
+/// What routed experts' weights are multiplied by where nothing is said.
+const DEEPSEEK_WEIGHT_SCALE: f64 = 2.5;
+const GLM_LITE_WEIGHT_SCALE: f64 = 1.8;
+
 /// Whether a family has an indexer.
 pub(super) fn has_indexer(name: &str) -> bool {
     [DEEPSEEK_V32, GLM_DSA].contains(&name)
@@ -177,7 +181,12 @@ impl JsonConfig<'_> {
             let text = "config.json: 'norm_topk_prob' must be false for deepseek_v2: its reference does not read it";
             return Err(invalid(text.to_owned()));
         }
-        experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+        let scale = match name {
+            "deepseek_v3" | DEEPSEEK_V32 | GLM_DSA | AXK1 => DEEPSEEK_WEIGHT_SCALE,
+            "glm4_moe_lite" => GLM_LITE_WEIGHT_SCALE,
+            _ => 1.0,
+        };
+        experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(scale) as f32;
         experts.shared_size = self.shared_size("n_shared_experts", if is_v2 { 2 } else { 1 })?;
         if !is_v2 {
             experts.rating = Rating::Sigmoid;
@@ -267,6 +276,18 @@ mod tests {
         assert_eq!(47 * 20 * (latent.key_dims() + latent.value_dims) * 2, 962_560);
         assert!((config.attention_scale - 1.0 / 16.0).abs() < 1e-9);
         assert_eq!(config.dense_layers.iter().filter(|is_dense| **is_dense).count(), 1);
+    }
+
+    /// A file that leaves the factor out has its family's, as transformers has it.
+    #[test]
+    fn factor_of_routed_experts_is_the_familys_where_nothing_is_said() {
+        for (family, scale) in [("glm4_moe_lite", 1.8), ("deepseek_v3", 2.5), ("axk1", 2.5)] {
+            let mut fields = changed("model_type", family.into());
+            fields.remove("routed_scaling_factor");
+            let config = ModelConfig::from_hugging_face(&fields, None).expect("a model that is supported");
+            let found = config.experts.expect("experts").weight_scale;
+            assert!((found - scale).abs() < 1e-6, "{family}: {found}");
+        }
     }
 
     /// YaRN's sharpness scales scores by its square where the file gives it a weight for them.

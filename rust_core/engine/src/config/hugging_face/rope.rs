@@ -52,7 +52,7 @@ impl JsonConfig<'_> {
             Architecture::Helium => HELIUM_BASE,
             Architecture::PhiMoe => MIXTRAL_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Mellum => OLMO3_BASE,
-            _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
+            _ if matches!(self.text("model_type"), Some("mixtral" | "cwm")) => MIXTRAL_BASE,
             Architecture::MiniMax01 => MIXTRAL_BASE,
             Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
             Architecture::HyV3 => HY_V3_BASE,

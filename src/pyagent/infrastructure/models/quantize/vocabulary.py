@@ -37,6 +37,9 @@ _PRE_TOKENIZERS = (
     "afmoe",
     "exaone-moe",
     "falcon",
+    "bloom",
+    "cohere2moe",
+    "jais-2",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _VISIBLE = frozenset(f"<{name}>" for name in ("|channel", "channel|", "|tool_call", "tool_call|", '|"|')) | {
