@@ -189,11 +189,21 @@ def test_auto_takes_the_runner_that_can(folder: Path) -> None:
 
 
 def test_network_alone_is_no_form_of_the_cpu_runners(folder: Path) -> None:
-    """Of an architecture without `describe` it says what it says without the plugin: what is supported."""
+    """Of an architecture without `describe` it says what computes it, and what else is wrong as without the plugin."""
     kind = SimpleNamespace(name="exaone", shape=lambda config: None, load=lambda *_: None)
-    said = refused(folder, {"exaone": BroughtArchitecture(kind, "mine")})
-    assert said == refused(folder, {})
-    assert "architecture 'exaone' is not supported" in said
+    damaged = folder.parent / "damaged"
+    damaged.mkdir(exist_ok=True)
+    (damaged / "config.json").write_text('{"model_type": "llama"}')
+
+    def said(path: Path, **kinds: Any) -> str:
+        brought = {name: BroughtArchitecture(kind, "mine") for name, kind in kinds.items()}
+        with pytest.raises(ModelError) as error:
+            CPU.estimate(path, RunnerOptions(threads=1, architectures=brought), STEP)
+        return str(error.value)
+
+    assert "the plugin 'mine' computes exaone by a network, which needs the torch runner" in said(folder, exaone=kind)
+    assert "architecture 'exaone' is not supported" in said(folder)
+    assert said(damaged, llama=SimpleNamespace(name="llama")) == said(damaged)
 
 
 def raising(error: Exception) -> Callable[[Any], Any]:

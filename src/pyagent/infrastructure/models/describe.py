@@ -15,7 +15,7 @@ import msgspec
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.messages import DrafterKind, ModelTask
-from pyagent.infrastructure.engine.runners.family import Family
+from pyagent.infrastructure.engine.runners.family import Family, refusal
 
 if TYPE_CHECKING:
     from pyagent.core.runners.architecture import BroughtArchitecture
@@ -201,7 +201,7 @@ def describe_model(  # noqa: PLR0913 - ways in which it may be loaded
             shape = _rust.describe_model(path, kv_type, mtp=mtp, head=head, family=inner)
             file = _rust.ModelFile(path, family=inner)
     except _rust.ModelFileError as error:
-        raise ModelError(str(error), model=str(path)) from error
+        raise refusal(path, architectures, error) from error
     if family is not None:
         family.check_tables()
     elements = _count_elements(header)

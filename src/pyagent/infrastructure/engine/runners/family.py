@@ -125,6 +125,19 @@ class Family:
         return config.num_heads, config.context_length
 
 
+def refusal(path: Path, architectures: Mapping[str, BroughtArchitecture], error: _rust.ModelFileError) -> ModelError:
+    """Return the error of a folder that the CPU runner refuses: an architecture it has not may have a network."""
+    folder = brought_folder(path, architectures) if path.is_dir() else None
+    name = None if folder is None else folder.brought.architecture.name
+    if folder is None or f"architecture '{name}' is not supported" not in str(error):
+        return ModelError(str(error), model=str(path))
+    text = (
+        f"{path}: the plugin {folder.brought.plugin!r} computes {name} by a network, which needs the torch runner: set "
+        "engine.runner to torch (`pip install torch numpy`), or have the plugin describe it for the CPU runner too"
+    )
+    return ModelError(text, model=str(path))
+
+
 def _described(path: Path, folder: BroughtFolder, kind: DescribedArchitecture) -> Family:
     """Ask the architecture, and check what it says."""
     fields, brought = folder
