@@ -21,7 +21,10 @@ class Slow(CpuRunnerFactory):
     def load(self, path, options, step, kv):
         options.progress.add(self.estimate(path, options, step).weight_bytes // 2)
         gate = Path(f"{path}.gate")
+        end = time.monotonic() + 120
         while not gate.exists():
+            if time.monotonic() > end:  # a test that was ended must leave no process
+                raise ModelError("nobody opened the gate", model=str(path))
             time.sleep(0.01)
         if gate.read_text() == "fail":
             raise ModelError("the second half is lost", model=str(path))
