@@ -94,6 +94,6 @@ def test_run_whose_end_had_no_room_is_resumed_by_its_server(tmp_path: Path) -> N
         with full_disk():
             server.world.may_go.set()
             wait_until(lambda: not server.agents.fleet().num_running)
-        assert http.get(f"/v1/runs/{run}").json()["state"] == "unfinished"
+        wait_until(lambda: http.get(f"/v1/runs/{run}").json()["state"] == "unfinished")  # its journal is closed last
         assert http.post(f"/v1/runs/{run}/resume").status_code == 200
         assert ended(http, run)["state"] == "done"

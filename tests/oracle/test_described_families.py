@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.described_folders import EXAONE, Exaone, write_as_exaone
 from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
-from support.quantised_folder import write_quantised
 from support.torch_logits import compute, runner_of
 
 from pyagent.core.errors import ModelError
@@ -65,15 +64,6 @@ def test_renamed_family_is_transformers(llama: tuple[Any, Path]) -> None:
     """EXAONE's folder by the example's description: as `expect_same`."""
     model, folder = llama
     expect_same(folder, reference_logits(model), EXAONE)
-
-
-@pytest.mark.parametrize("form", ["gptq-order", "awq", "packed-zeros", "fp8-block", "nvfp4"])
-def test_quantised_folder_is_the_familys(form: str, tmp_path: Path) -> None:
-    """Scales and zero points are renamed with their numbers, and the folder's own field says how to read them."""
-    family = write_quantised(tmp_path, form).path
-    folder = write_as_exaone(family, tmp_path / "exaone")
-    tokens = TOKENS[:40]
-    assert (Sequences(folder, EXAONE).logits((0, tokens)) == Sequences(family).logits((0, tokens))).all()
 
 
 def t5_buckets(head: Any, distance: Any) -> Any:
@@ -152,7 +142,7 @@ def test_torch_runner_reads_the_same_description(llama: tuple[Any, Path]) -> Non
         runner_of(folder, scored([decay, None, None]))
 
 
-@pytest.mark.parametrize("form", ["awq", "packed"])
+@pytest.mark.parametrize("form", ["gptq-order", "awq", "packed", "packed-zeros", "fp8-block", "nvfp4"])
 def test_quantised_checkpoint_is_read_by_the_same_names(form: str, tmp_path: Path) -> None:
     """Packed matrices, scales and zero points are renamed with their matrix: the family's logits, bit for bit."""
     import numpy as np
