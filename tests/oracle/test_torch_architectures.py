@@ -264,7 +264,7 @@ class Wrong:
     ("changes", "kind", "error", "said"),
     [
         ({"scale_attn_by_inverse_layer_idx": True}, None, ModelError, "'scale_attn_by_inverse_layer_idx' is not impl"),
-        ({"qk_norm": True}, None, ModelError, "'qk_norm' is not implemented for gpt2, and ignoring it would change"),
+        ({"qk_norm": True}, None, ModelError, "'qk_norm' is not implemented for gpt2, and ignoring it may change"),
         ({"n_embd": None}, None, ModelError, "cannot read config.json"),
         ({"n_head": 0}, None, ModelError, "cannot read config.json"),
         ({"n_layer": 0}, None, ModelError, "num_layers is 0; expected a whole number from 1 to 1000"),
