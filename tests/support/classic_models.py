@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_SIZES: dict[str, Any] = {
-    "vocab_size": 250,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    **_TOKENS,
-}
-_GATED: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+from support.small_shapes import SHAPE
+
+_GATED = SHAPE
+_SIZES = {name: size for name, size in SHAPE.items() if name not in {"intermediate_size", "num_key_value_heads"}}
 _LONG_FACTORS = [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0]
 # transformers takes the factors for short texts whatever their length, which the models were not trained with.
 _LONG = {

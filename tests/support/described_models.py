@@ -6,27 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from support import newer_models
+from support.small_shapes import FACTORS, SHAPE, WIDE
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 250,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_WIDE = {**_SHAPE, "head_dim": 32}
-_MANY = {**_SHAPE, "num_key_value_heads": 4}
-_FACTORS = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 0.7,
-}
+_MANY = {**SHAPE, "num_key_value_heads": 4}
 _GROUPED = {
     "num_experts_per_tok": 3,
     "n_group": 4,
@@ -43,17 +25,17 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 16,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gemma": _WIDE,
-    "glm4": {**_WIDE, "attention_bias": True},
-    "arcee": {**_WIDE, "mlp_bias": True},
+    "gemma": WIDE,
+    "glm4": {**WIDE, "attention_bias": True},
+    "arcee": {**WIDE, "mlp_bias": True},
     "apertus": {
-        **_WIDE,
+        **WIDE,
         "hidden_act": "xielu",
         "attention_bias": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 12_000_000.0},
     },
     "mellum": {
-        **_WIDE,
+        **WIDE,
         "num_hidden_layers": 4,
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -71,17 +53,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     },
-    "internlm3": _WIDE,
-    "granitemoe": {**_SHAPE, **_FACTORS, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "internlm3": WIDE,
+    "granitemoe": {**SHAPE, **FACTORS, "num_local_experts": 6, "num_experts_per_tok": 2},
     "granitemoeshared": {
-        **_SHAPE,
-        **_FACTORS,
+        **SHAPE,
+        **FACTORS,
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 80,
     },
     "dots1": {
-        **_WIDE,
+        **WIDE,
         "n_routed_experts": 8,
         "num_experts_per_tok": 3,
         "n_shared_experts": 2,
@@ -94,23 +76,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "minimax_m2": {
-        **_WIDE,
+        **WIDE,
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
-    "cohere": {**_SHAPE, "logit_scale": 2.0, "attention_bias": True},
-    "cohere2": {**_WIDE, "num_hidden_layers": 4, "logit_scale": 2.0, "sliding_window": 24},
-    "starcoder2": {**_SHAPE, "sliding_window": 24},
+    "cohere": {**SHAPE, "logit_scale": 2.0, "attention_bias": True},
+    "cohere2": {**WIDE, "num_hidden_layers": 4, "logit_scale": 2.0, "sliding_window": 24},
+    "starcoder2": {**SHAPE, "sliding_window": 24},
     "phi": {**_MANY, "hidden_act": "gelu_new"},
-    "stablelm": {**_SHAPE, "use_qkv_bias": True},
-    "stablelm, parallel": {**_SHAPE, "use_parallel_residual": True},
-    "nemotron": _WIDE,
-    "olmo": _SHAPE,
+    "stablelm": {**SHAPE, "use_qkv_bias": True},
+    "stablelm, parallel": {**SHAPE, "use_parallel_residual": True},
+    "nemotron": WIDE,
+    "olmo": SHAPE,
     "gpt_neox": _MANY,
     "gpt_neox, in turn": {**_MANY, "use_parallel_residual": False},
     "afmoe": {
-        **_WIDE,
+        **WIDE,
         "num_hidden_layers": 4,
         "num_experts": 6,
         "num_experts_per_tok": 2,
@@ -121,7 +103,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mup_enabled": True,
     },
     "exaone_moe": {
-        **_WIDE,
+        **WIDE,
         **_GROUPED,
         "num_hidden_layers": 4,
         "num_experts": 8,
@@ -129,7 +111,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
     },
     "glm4_moe, as Ling": {
-        **_WIDE,
+        **WIDE,
         **_GROUPED,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
@@ -137,13 +119,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
     },
     "granite, as MiniCPM": {
-        **_SHAPE,
+        **SHAPE,
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.25,
         "residual_multiplier": 0.5,
         "logits_scaling": 0.5,
     },
-    "solar_open": {**_WIDE, **_GROUPED, "n_routed_experts": 8, "n_shared_experts": 1},
+    "solar_open": {**WIDE, **_GROUPED, "n_routed_experts": 8, "n_shared_experts": 1},
     "youtu": {**_LATENT, "tie_word_embeddings": True},
     "minicpm3": {**_LATENT, "scale_emb": 5, "scale_depth": 1.1, "dim_model_base": 32, "tie_word_embeddings": False},
     "minicpm3, as published": {**_LATENT, "q_lora_rank": 32},

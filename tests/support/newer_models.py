@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 250,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_WIDE = {**_SHAPE, "head_dim": 32}
-_FACTORS = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 0.7,
-}
+from support.small_shapes import FACTORS, SHAPE, WIDE
+
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1_000_000.0,
@@ -32,20 +15,20 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _WINDOWS = {"num_hidden_layers": 4, "sliding_window": 24}
-_GRANITE = {**_SHAPE, **_FACTORS, **_WINDOWS}
+_GRANITE = {**SHAPE, **FACTORS, **_WINDOWS}
 _FEW = {"num_experts": 6, "num_experts_per_tok": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "ministral": {
-        **_WIDE,
+        **WIDE,
         "num_hidden_layers": 3,
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
-    "cwm": {**_WIDE, **_WINDOWS, "rope_parameters": _LLAMA3},
-    "iquestcoder": _WIDE,
-    "jais2": _SHAPE,
+    "cwm": {**WIDE, **_WINDOWS, "rope_parameters": _LLAMA3},
+    "iquestcoder": WIDE,
+    "jais2": SHAPE,
     "hy_v3": {
-        **_WIDE,
+        **WIDE,
         "num_experts": 8,
         "num_experts_per_tok": 3,
         "num_shared_experts": 2,
@@ -53,11 +36,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "router_scaling_factor": 2.5,
         "initializer_range": 0.02,
     },
-    "flex_olmo": {**_SHAPE, **_FEW},
-    "hyperclovax": {**_SHAPE, **_FACTORS},
-    "vaultgemma": {**_WIDE, "sliding_window": 24, "query_pre_attn_scalar": 32},
+    "flex_olmo": {**SHAPE, **_FEW},
+    "hyperclovax": {**SHAPE, **FACTORS},
+    "vaultgemma": {**WIDE, "sliding_window": 24, "query_pre_attn_scalar": 32},
     "axk1": {
-        **_SHAPE,
+        **SHAPE,
         "num_key_value_heads": 4,
         "kv_lora_rank": 32,
         "q_lora_rank": 48,
@@ -79,7 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 80,
     },
     "cohere2_moe": {
-        **_WIDE,
+        **WIDE,
         **_WINDOWS,
         **_FEW,
         "num_shared_experts": 2,
@@ -91,25 +74,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logit_scale": 2.0,
     },
     "cohere2_moe, softmax": {
-        **_WIDE,
+        **WIDE,
         **_WINDOWS,
         **_FEW,
         "num_shared_experts": 1,
         "shared_expert_combination_strategy": "sum",
         "logit_scale": 2.0,
     },
-    "nanochat": _SHAPE,
-    "llama, as Pangu": {**_WIDE, "attention_bias": True},
-    "llama, as PaddleOCR": {**_WIDE, "rms_norm_eps": 1e-5},
-    "hunyuan_v1_dense, as Maincoder": _WIDE,
+    "nanochat": SHAPE,
+    "llama, as Pangu": {**WIDE, "attention_bias": True},
+    "llama, as PaddleOCR": {**WIDE, "rms_norm_eps": 1e-5},
+    "hunyuan_v1_dense, as Maincoder": WIDE,
     "granitemoeshared, as Ling": {
-        **_SHAPE,
+        **SHAPE,
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 192,
         "attention_multiplier": 0.25,
     },
-    "qwen3_moe, as Qwen3-VL": {**_WIDE, **_FEW, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "qwen3_moe, as Qwen3-VL": {**WIDE, **_FEW, "moe_intermediate_size": 32, "norm_topk_prob": True},
 }
 """What is peculiar to each family is in its configuration; 500 positions pass windows."""
 
